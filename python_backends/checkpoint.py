@@ -1,0 +1,29 @@
+"""Facts of a checkpoint that the stages need at run time, written once by `tvlm build` into `artifacts/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+CHECKPOINT_FILE = "checkpoint.json"
+
+
+class Checkpoint(BaseModel):
+    """What router and stages must know of the model, independent of any engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    image_size: int  # pixels of one side of the square tile the vision tower takes
+    tokens_per_tile: int  # visual tokens that one tile becomes
+    hidden_size: int  # width of a token embedding, of text and of images
+    vocab_size: int
+    context_tokens: int  # the longest sequence the LLM was trained for
+    image_token: str  # the placeholder in the chat template, such as "<image>"
+    eos_token_ids: tuple[int, ...]
+
+
+def load_checkpoint(artifacts: Path) -> Checkpoint:
+    """Read `artifacts/checkpoint.json` (FileNotFoundError, pydantic.ValidationError)."""
+    return Checkpoint.model_validate_json((artifacts / CHECKPOINT_FILE).read_text())

@@ -1,0 +1,137 @@
+"""The deployment file: what is served, on which pools, within which limits.
+
+One YAML file, validated here; the defaults below are the only place where they are written. `tvlm build` stores the
+validated result beside the artifacts, so every stage of a composed repository reads the same values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class DeploymentError(ValueError):
+    """The deployment file cannot be used; the message is one line that says which key and why."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PreprocessPool(_Section):
+    """Media decode: encoded bytes to UINT8 tiles."""
+
+    instances: int = Field(1, ge=1, le=64)  # one Triton instance, with one worker process, each
+    batch_size: int = Field(8, ge=1, le=256)
+    queue_delay_ms: float = Field(0.0, ge=0, le=1000)  # decoding gains nothing from a batch: never wait for one
+    timeout_ms: int = Field(10_000, ge=100)  # a call that takes longer is a hung worker
+
+
+class VisionPool(_Section):
+    """Vision encode: UINT8 tiles to visual tokens."""
+
+    device: Literal["cpu"] = "cpu"
+    instances: int = Field(1, ge=1, le=64)
+    batch_size: int = Field(8, ge=1, le=256)
+    queue_delay_ms: float = Field(2.0, ge=0, le=1000)  # long enough for the images of one request to meet
+    precision: Literal["auto", "f32", "bf16"] = "auto"  # auto: bf16 where the CPU has AMX, else f32
+    threads: int = Field(0, ge=0, le=256)  # 0: all cores
+    timeout_ms: int = Field(30_000, ge=100)
+
+
+class TextPool(_Section):
+    """LLM prefill and decode."""
+
+    device: Literal["cpu"] = "cpu"
+    replicas: int = Field(1, ge=1, le=64)  # each one its own Triton model: llm_decoder_0, llm_decoder_1, ...
+    max_running: int = Field(32, ge=1, le=1024)  # sequences in the token loop at a time
+    prefill_tokens: int = Field(256, ge=16)  # prompt tokens in one step: bounds the gap that a prefill makes
+    kv_cache_mb: int = Field(512, ge=16)
+    prefix_caching: bool = True
+    precision: Literal["f32", "bf16"] = "f32"  # f32: greedy tokens match the reference
+    threads: int = Field(0, ge=0, le=256)  # 0: all cores
+    stall_timeout_ms: int = Field(30_000, ge=1000)  # a step that takes longer is a hung worker
+
+
+class Pools(_Section):
+    preprocess: PreprocessPool = PreprocessPool()  # type: ignore[call-arg]
+    vision: VisionPool = VisionPool()  # type: ignore[call-arg]
+    text: TextPool = TextPool()  # type: ignore[call-arg]
+
+
+class Limits(_Section):
+    """What a request may ask for; beyond it a request is refused with the limit's name."""
+
+    images_per_request: int = Field(8, ge=0, le=1024)
+    image_bytes_mb: float = Field(20.0, gt=0)  # encoded size of one image
+    image_pixels_mp: float = Field(64.0, gt=0)  # width x height, in millions, read from the header before decoding
+    context_tokens: int = Field(2048, ge=16)  # prompt, visual tokens and answer together
+    default_max_tokens: int = Field(128, ge=1)  # when the request names none
+    waiting_requests: int = Field(256, ge=1)  # accepted and not yet handed to the LLM; more are refused
+
+
+class Deployment(_Section):
+    """A whole deployment file. `checkpoint` is resolved against the file's own folder."""
+
+    checkpoint: Path
+    profile: Literal["cpu"] = "cpu"
+    pools: Pools = Pools()
+    limits: Limits = Limits()  # type: ignore[call-arg]
+
+
+def load_deployment(path: Path) -> Deployment:
+    """Read and validate a deployment file.
+
+    Raises:
+        DeploymentError: the file is missing, is not YAML, or a key or value is not acceptable.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise DeploymentError(f"deployment file {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DeploymentError(f"deployment file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise DeploymentError(f"deployment file {path} must be a mapping with at least the key 'checkpoint'")
+    deployment = parse_deployment(raw, str(path))
+    checkpoint = deployment.checkpoint
+    if not checkpoint.is_absolute():
+        checkpoint = Path(os.path.normpath(path.resolve().parent / checkpoint))
+    return deployment.model_copy(update={"checkpoint": checkpoint})
+
+
+def parse_deployment(raw: dict[Any, Any], source: str) -> Deployment:
+    """Validate a deployment given as a mapping; `source` names it in errors (DeploymentError)."""
+    try:
+        return Deployment.model_validate(raw)
+    except ValidationError as error:
+        problems = "; ".join(_explain(problem) for problem in error.errors())
+        raise DeploymentError(f"deployment file {source}: {problems}") from None
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(problem["loc"][:-1])
+        nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"
+        return f"unknown key '{where}' ({hint})"
+    if problem["type"] == "missing":
+        return f"key '{where}' is missing"
+    return f"key '{where}' = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    model: type[BaseModel] = Deployment
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation
+        nested = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not nested:
+            return []
+        model = nested[0]
+    return list(model.model_fields)

@@ -1,0 +1,39 @@
+"""Every refusal a client can get: its text, with field, limit and value, and its status."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Status(Enum):
+    """Statuses that Triton's front ends know (HTTP 400, 503, 499, 404, 500)."""
+
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    CANCELLED = "CANCELLED"
+    NOT_FOUND = "NOT_FOUND"
+    INTERNAL = "INTERNAL"
+
+
+class ServingError(Exception):
+    """An error that is answered to a client as it stands: one sentence and a status."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+def invalid(field: str, problem: str) -> ServingError:
+    """The request itself is at fault: `field` says where, `problem` gives value and limit."""
+    return ServingError(Status.INVALID_ARG, f"{field}: {problem}")
+
+
+def unavailable(problem: str) -> ServingError:
+    """The server can't take or finish this now; the same request may succeed later."""
+    return ServingError(Status.UNAVAILABLE, problem)
+
+
+def cancelled() -> ServingError:
+    """The client went away or asked to stop."""
+    return ServingError(Status.CANCELLED, "the request was cancelled")
