@@ -1,0 +1,1 @@
+"""From a checkpoint and a deployment file to artifacts and a mountable model repository."""

@@ -1,0 +1,1 @@
+"""The code behind the model repository's model.py files, importable and testable without Triton."""

@@ -59,6 +59,8 @@ class TextPool(_Section):
 
 
 class Pools(_Section):
+    """One pool of instances a stage."""
+
     preprocess: PreprocessPool = PreprocessPool()  # type: ignore[call-arg]
     vision: VisionPool = VisionPool()  # type: ignore[call-arg]
     text: TextPool = TextPool()  # type: ignore[call-arg]

@@ -1,0 +1,1 @@
+"""Pictures: from the bytes a client sends to UINT8 tiles."""

@@ -1,0 +1,1 @@
+"""The router behind the model vlm: parse, fan out, hand over, stream."""

@@ -1,0 +1,1 @@
+"""Who goes next: pure state, no clock, no I/O, no Triton."""

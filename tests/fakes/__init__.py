@@ -1,0 +1,1 @@
+"""Stand-ins for hardware and engines; never used outside the tests."""

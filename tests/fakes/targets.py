@@ -1,0 +1,51 @@
+"""Fake worker targets: what a native stage could do to its stub, on request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = list[NDArray[Any]]
+
+
+class FakeStage:
+    """Doubles arrays, and misbehaves when asked to."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        if config.get("refuse_to_load"):
+            raise RuntimeError("no such weights")
+
+    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        if op == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if op == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if op == "hang":
+            time.sleep(3600)
+        if op == "raise":
+            raise ValueError("bad weather")
+        return [array * 2 for array in arrays], {"pid": os.getpid(), **meta}
+
+
+class FakeEngine:
+    """Counts down from the submitted number, one step at a time."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._left = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._left > 0
+
+    def step(self) -> int:
+        self._left -= 1
+        return self._left
+
+    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        self._left = int(meta["count"])
+        return [np.zeros(0)], {}
