@@ -6,13 +6,17 @@ validated result beside the artifacts, so every stage of a composed repository r
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from python_backends.validation import explain
+
+
+BUILT_FILE = "deployment.json"
 
 
 class DeploymentError(ValueError):
@@ -112,28 +116,9 @@ def parse_deployment(raw: dict[Any, Any], source: str) -> Deployment:
     try:
         return Deployment.model_validate(raw)
     except ValidationError as error:
-        problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise DeploymentError(f"deployment file {source}: {problems}") from None
+        raise DeploymentError(f"deployment file {source}: {explain(error, Deployment)}") from None
 
 
-def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        known = _keys_at(problem["loc"][:-1])
-        nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"
-        return f"unknown key '{where}' ({hint})"
-    if problem["type"] == "missing":
-        return f"key '{where}' is missing"
-    return f"key '{where}' = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-
-
-def _keys_at(location: tuple[Any, ...]) -> list[str]:
-    model: type[BaseModel] = Deployment
-    for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        nested = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
-        if not nested:
-            return []
-        model = nested[0]
-    return list(model.model_fields)
+def load_built_deployment(artifacts: Path) -> Deployment:
+    """The deployment that a composed repository was built from (`artifacts/deployment.json`)."""
+    return Deployment.model_validate_json((artifacts / BUILT_FILE).read_text())

@@ -1,0 +1,208 @@
+"""LLM engine adapter: OpenVINO GenAI continuous batching over ready embeddings.
+
+Runs in a worker process (`workers.child`): submissions and cancellations come as calls, tokens leave as the payloads
+of `step`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+from numpy.typing import NDArray
+
+from python_backends.checkpoint import load_checkpoint
+from python_backends.deployment import Deployment, TextPool
+from python_backends.engines.protocol import VISUAL_TOKEN, Finish, StepReport, Submission, submissions_from_tensors
+from python_backends.sampling import SamplingParams
+
+Arrays = list[NDArray[Any]]
+
+_FINISH = {genai.GenerationFinishReason.STOP: Finish.STOP, genai.GenerationFinishReason.LENGTH: Finish.LENGTH}
+
+
+@dataclass
+class _Sequence:
+    handle: Any
+    submitted_s: float
+    scheduled_s: float | None = None  # begin of the first step that could take it up
+    started: bool = False  # its first token is out
+    cancelled: bool = False
+
+
+class LlmEngine:
+    """One replica of the LLM. Config: {"artifacts": folder, "deployment": validated deployment as a dict}."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        artifacts = Path(config["artifacts"])
+        pool = Deployment.model_validate(config["deployment"]).pools.text
+        self._checkpoint = load_checkpoint(artifacts)
+        self._embed = _text_embeddings(artifacts / "llm", pool)
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(artifacts / "llm"), _scheduler_config(pool), "CPU", _device_properties(pool)
+        )
+        self._sequences: dict[int, _Sequence] = {}
+        self._warm_up()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._sequences)
+
+    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        """`submit`: arrays named by meta["names"], and meta["sampling"]; `cancel`: an array of request ids; `stats`."""
+        if op == "submit":
+            tensors = dict(zip(meta["names"], arrays, strict=True))
+            for submission in submissions_from_tensors(tensors, meta["sampling"]):
+                self._submit(submission)
+        elif op == "cancel":
+            for request_id in arrays[0].tolist():
+                self._cancel(request_id)
+        elif op != "stats":
+            raise ValueError(f"unknown operation {op!r}")
+        return [], self._stats()
+
+    def step(self) -> StepReport | None:
+        """One step of the token loop: prefill chunks and one token for each running sequence."""
+        begin = time.monotonic()
+        for sequence in self._sequences.values():
+            sequence.scheduled_s = sequence.scheduled_s or begin
+        self._pipeline.step()
+        return self._collect(time.monotonic())
+
+    def _submit(self, submission: Submission) -> None:
+        embeddings = self._embeddings(submission.tokens, submission.visual_tokens)
+        handle = self._pipeline.add_request(
+            submission.request_id,
+            ov.Tensor(embeddings),
+            _generation_config(submission.sampling, self._checkpoint.eos_token_ids),
+        )
+        self._sequences[submission.request_id] = _Sequence(handle, time.monotonic())
+
+    def _cancel(self, request_id: int) -> None:
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.cancelled = True
+            sequence.handle.cancel()
+
+    def _embeddings(self, tokens: NDArray[np.int32], visual: NDArray[np.float16]) -> NDArray[np.float32]:
+        """Prompt embeddings [1, tokens, hidden]: text rows looked up, visual rows put in their places."""
+        is_visual = tokens == VISUAL_TOKEN
+        ids = np.where(is_visual, 0, tokens).astype(np.int64)
+        rows = np.array(self._embed([ids[np.newaxis]])[0], np.float32)
+        rows[0, is_visual] = visual
+        return rows
+
+    def _collect(self, now: float) -> StepReport | None:
+        ids: list[int] = []
+        counts: list[int] = []
+        tokens: list[int] = []
+        finish: list[int] = []
+        timing: list[float] = []
+        for request_id, sequence in list(self._sequences.items()):
+            new: Sequence[int] = ()
+            if sequence.handle.can_read():
+                new = next(iter(sequence.handle.read().values())).generated_ids
+            reason = _finish_reason(sequence)
+            if not new and reason is Finish.RUNNING:
+                continue
+            queue_ms = prefill_ms = 0.0
+            if new and not sequence.started:
+                sequence.started = True
+                assert sequence.scheduled_s is not None
+                queue_ms = (sequence.scheduled_s - sequence.submitted_s) * 1e3
+                prefill_ms = (now - sequence.scheduled_s) * 1e3
+            ids.append(request_id)
+            counts.append(len(new))
+            tokens.extend(new)
+            finish.append(reason)
+            timing += (queue_ms, prefill_ms)
+            if reason is not Finish.RUNNING:
+                del self._sequences[request_id]
+        if not ids:
+            return None
+        return StepReport(
+            np.array(ids, np.uint64),
+            np.array(counts, np.int32),
+            np.array(tokens, np.int32),
+            np.array(finish, np.uint8),
+            np.array(timing, np.float32),
+        )
+
+    def _stats(self) -> dict[str, Any]:
+        metrics = self._pipeline.get_metrics()
+        return {
+            "running": len(self._sequences),
+            "kv_usage": metrics.cache_usage / 100,
+            "kv_bytes": metrics.cache_size_in_bytes,
+        }
+
+    def _warm_up(self) -> None:
+        """Compile kernels for a prefill and a few decode steps before the first client comes."""
+        hidden = self._checkpoint.hidden_size
+        tokens = np.array([VISUAL_TOKEN] * self._checkpoint.tokens_per_tile + [1] * 8, np.int32)
+        visual = np.zeros((self._checkpoint.tokens_per_tile, hidden), np.float16)
+        self._submit(Submission(0, tokens, visual, SamplingParams(max_tokens=4, ignore_eos=True)))
+        while self.busy:
+            self.step()
+
+
+def _text_embeddings(folder: Path, pool: TextPool) -> Any:
+    model = ov.Core().read_model(folder / "openvino_text_embeddings_model.xml")
+    return ov.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
+
+
+def _scheduler_config(pool: TextPool) -> Any:
+    config = genai.SchedulerConfig()
+    config.max_num_batched_tokens = pool.prefill_tokens + pool.max_running
+    config.max_num_seqs = pool.max_running
+    config.dynamic_split_fuse = True
+    config.enable_prefix_caching = pool.prefix_caching
+    config.num_kv_blocks = 0
+    config.cache_size = max(1, round(pool.kv_cache_mb / 1024))
+    return config
+
+
+def _device_properties(pool: TextPool) -> dict[str, Any]:
+    properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": pool.precision}
+    if pool.threads:
+        properties["INFERENCE_NUM_THREADS"] = pool.threads
+    return properties
+
+
+def _generation_config(sampling: SamplingParams, eos_token_ids: Sequence[int]) -> Any:
+    config = genai.GenerationConfig()
+    config.max_new_tokens = sampling.max_tokens
+    config.min_new_tokens = sampling.min_tokens
+    config.ignore_eos = sampling.ignore_eos
+    config.eos_token_id = eos_token_ids[0]
+    config.stop_token_ids = set() if sampling.ignore_eos else set(eos_token_ids)
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    if sampling.temperature > 0:
+        config.do_sample = True
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+        if sampling.top_k > 0:
+            config.top_k = sampling.top_k
+        if sampling.seed is not None:
+            config.rng_seed = sampling.seed
+    return config
+
+
+def _finish_reason(sequence: _Sequence) -> Finish:
+    status = sequence.handle.get_status()
+    if sequence.cancelled:
+        return Finish.CANCELLED
+    if status == genai.GenerationStatus.RUNNING:
+        return Finish.RUNNING
+    if status == genai.GenerationStatus.FINISHED:
+        return Finish.STOP
+    return Finish.ERROR

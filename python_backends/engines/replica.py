@@ -1,0 +1,144 @@
+"""An LLM replica as its Triton stub sees it: the worker with the engine, and the channel to the router.
+
+The router holds one long call open (`attach`); every engine step answers it once for all sequences. An open call
+would keep tritonserver from exiting, so the channel ends when it has been idle, and the router attaches again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.deployment import Deployment
+from python_backends.engines.protocol import HEARTBEAT_S, NO_NEWS, Finish, StepReport, failure_report
+from python_backends.workers import SupervisedWorker, WorkerSpec
+
+IDLE_END_S = 0.5
+
+
+class ReportSink(Protocol):
+    """Where an attached router listens."""
+
+    def send(self, report: StepReport) -> None:
+        """Deliver one report."""
+
+    def end(self) -> None:
+        """No more reports come."""
+
+
+class DecoderReplica:
+    """Takes submissions and cancellations, and reports steps to whoever is attached."""
+
+    def __init__(self, name: str, artifacts: Path, deployment: Deployment, target: str) -> None:
+        pool = deployment.pools.text
+        spec = WorkerSpec(
+            name=name,
+            target=target,
+            config={"artifacts": str(artifacts), "deployment": deployment.model_dump(mode="json")},
+            slots=2,
+            slot_bytes=256 << 20,
+            call_timeout_s=pool.stall_timeout_ms / 1000,
+        )
+        self._lock = threading.Lock()  # guards all below
+        self._sink: ReportSink | None = None
+        self._active: set[int] = set()
+        self._unsent: list[StepReport] = []  # made while nobody was attached; bounded by the active sequences
+        self._last_sent = self._last_active = time.monotonic()
+        self._worker = SupervisedWorker(spec, on_event=self._on_report, on_death=self._on_death)
+        self._closed = threading.Event()
+        self._pulse = threading.Thread(target=self._run_pulse, name=f"{name}-pulse", daemon=True)
+
+    def start(self) -> None:
+        """Load the engine (ServingError)."""
+        self._worker.start()
+        self._pulse.start()
+
+    def attach(self, sink: ReportSink) -> None:
+        """From now on reports go to `sink`; one that was attached before is ended."""
+        with self._lock:
+            previous, self._sink = self._sink, sink
+            if previous is not None:
+                previous.end()
+            self._last_active = time.monotonic()
+            for report in self._unsent:
+                self._send(report)
+            self._unsent.clear()
+
+    def submit(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Hand sequences to the engine (ServingError when its worker is gone)."""
+        request_ids = tensors["request_ids"].tolist()
+        with self._lock:
+            self._active.update(request_ids)
+        # object arrays cannot lie in shared memory: the sampling parameters travel as one JSON text
+        arrays = {name: array for name, array in tensors.items() if name != "sampling"}
+        sampling = [text.decode() for text in tensors["sampling"].tolist()]
+        try:
+            self._worker.call("submit", list(arrays.values()), {"names": list(arrays), "sampling": sampling})
+        except BaseException:
+            with self._lock:
+                self._active.difference_update(request_ids)
+            raise
+
+    def cancel(self, request_ids: NDArray[np.uint64]) -> None:
+        """End these sequences; ones that are gone already are no error."""
+        self._worker.call("cancel", [request_ids])
+
+    def stats(self) -> str:
+        """The engine's figures as JSON."""
+        return json.dumps({**self._worker.call("stats").meta, "restarts": self._worker.restarts})
+
+    def close(self) -> None:
+        """End the channel and the worker."""
+        self._closed.set()
+        with self._lock:
+            self._end()
+        self._worker.close()
+
+    def _on_report(self, report: StepReport) -> None:
+        ended = report.request_ids[report.finish_reasons != Finish.RUNNING]
+        with self._lock:
+            self._active.difference_update(ended.tolist())
+            self._last_active = time.monotonic()
+            if self._sink is None:
+                self._unsent.append(report)
+            else:
+                self._send(report)
+
+    def _on_death(self) -> None:
+        with self._lock:
+            lost = sorted(self._active)
+        if lost:
+            self._on_report(failure_report(lost))
+
+    def _run_pulse(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S / 2):
+            with self._lock:
+                now = time.monotonic()
+                if self._active:
+                    self._last_active = now
+                if self._sink is None:
+                    continue
+                if now - self._last_active > IDLE_END_S:
+                    self._end()
+                elif now - self._last_sent > HEARTBEAT_S / 2:
+                    self._send(NO_NEWS)
+
+    def _send(self, report: StepReport) -> None:
+        assert self._sink is not None
+        self._last_sent = time.monotonic()
+        try:
+            self._sink.send(report)
+        except Exception:  # the router's side is gone: keep nothing for it
+            self._sink = None
+
+    def _end(self) -> None:
+        if self._sink is not None:
+            self._sink.end()
+            self._sink = None

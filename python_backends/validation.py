@@ -1,0 +1,41 @@
+"""One sentence for each thing that pydantic finds wrong, with the key, the value and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """All problems of `error`, which came from validating `model`, as one line."""
+    return "; ".join(_explain(problem, model) for problem in error.errors())
+
+
+def _explain(problem: Any, model: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(problem["loc"][:-1], model)
+        nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"
+        return f"unknown key '{where}' ({hint})"
+    if problem["type"] == "missing":
+        return f"key '{where}' is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"key '{where}' = {_shorten(problem['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _keys_at(location: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation
+        nested = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not nested:
+            return []
+        model = nested[0]
+    return list(model.model_fields)
