@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from python_backends.validation import explain
 
-
 BUILT_FILE = "deployment.json"
 
 
@@ -65,9 +64,9 @@ class TextPool(_Section):
 class Pools(_Section):
     """One pool of instances a stage."""
 
-    preprocess: PreprocessPool = PreprocessPool()  # type: ignore[call-arg]
-    vision: VisionPool = VisionPool()  # type: ignore[call-arg]
-    text: TextPool = TextPool()  # type: ignore[call-arg]
+    preprocess: PreprocessPool = PreprocessPool()
+    vision: VisionPool = VisionPool()
+    text: TextPool = TextPool()
 
 
 class Limits(_Section):
@@ -87,7 +86,7 @@ class Deployment(_Section):
     checkpoint: Path
     profile: Literal["cpu"] = "cpu"
     pools: Pools = Pools()
-    limits: Limits = Limits()  # type: ignore[call-arg]
+    limits: Limits = Limits()
 
 
 def load_deployment(path: Path) -> Deployment:

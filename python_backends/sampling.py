@@ -40,17 +40,15 @@ class SamplingParams(BaseModel):
         return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-def parse_sampling(text: str, default_max_tokens: int) -> SamplingParams:
-    """Read the `sampling_parameters` tensor; `max_tokens` is set in the result (ServingError, INVALID_ARG)."""
+def parse_sampling(text: str) -> SamplingParams:
+    """Read the `sampling_parameters` tensor (ServingError, INVALID_ARG)."""
     try:
         params = SamplingParams.model_validate_json(text or "{}")
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
-            raise invalid("sampling_parameters", f"not JSON: {error.errors()[0]['msg']}") from None
+            raise invalid("sampling_parameters", f"not JSON: {error.errors()[0]['ctx']['error']}") from None
         raise invalid("sampling_parameters", explain(error, SamplingParams)) from None
-    if params.max_tokens is None:
-        params = params.model_copy(update={"max_tokens": max(default_max_tokens, params.min_tokens)})
-    elif params.min_tokens > params.max_tokens:
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise invalid(
             "sampling_parameters", f"min_tokens = {params.min_tokens} is over max_tokens = {params.max_tokens}"
         )

@@ -34,6 +34,7 @@ class _Sequence:
     scheduled_s: float | None = None  # begin of the first step that could take it up
     started: bool = False  # its first token is out
     cancelled: bool = False
+    reason: Finish = Finish.RUNNING  # as of the last token read
 
 
 class LlmEngine:
@@ -108,7 +109,9 @@ class LlmEngine:
         for request_id, sequence in list(self._sequences.items()):
             new: Sequence[int] = ()
             if sequence.handle.can_read():
-                new = next(iter(sequence.handle.read().values())).generated_ids
+                output = next(iter(sequence.handle.read().values()))
+                new = output.generated_ids
+                sequence.reason = _FINISH.get(output.finish_reason, Finish.RUNNING)
             reason = _finish_reason(sequence)
             if not new and reason is Finish.RUNNING:
                 continue
@@ -203,6 +206,6 @@ def _finish_reason(sequence: _Sequence) -> Finish:
         return Finish.CANCELLED
     if status == genai.GenerationStatus.RUNNING:
         return Finish.RUNNING
-    if status == genai.GenerationStatus.FINISHED:
-        return Finish.STOP
-    return Finish.ERROR
+    if status == genai.GenerationStatus.FINISHED and sequence.reason is not Finish.RUNNING:
+        return sequence.reason
+    return Finish.ERROR  # IGNORED: it does not fit into the KV cache

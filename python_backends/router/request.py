@@ -58,7 +58,7 @@ def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_toke
     return VlmRequest(
         messages=messages,
         images=images,
-        sampling=parse_sampling(_text(arrays, "sampling_parameters", "{}"), limits.default_max_tokens),
+        sampling=parse_sampling(_text(arrays, "sampling_parameters", "{}")),
         stream=_flag(arrays, "stream", False),
         echo_input=not _flag(arrays, "exclude_input_in_output", True),
         wanted=Wanted(

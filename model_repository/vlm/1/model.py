@@ -1,0 +1,64 @@
+"""vlm: what clients call. Decoupled; every answer is one or more responses and one final flag."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from python_backends import triton_io
+from python_backends.errors import ServingError
+from python_backends.router.service import Piece, Router
+from python_backends.router.triton_stages import TritonStages
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonClient:
+    """One request's client."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+
+    def send(self, piece: Piece, last: bool) -> None:
+        self._sender.send(triton_io.response(_outputs(piece)), flags=FINAL if last else 0)
+
+    def fail(self, error: ServingError) -> None:
+        self._sender.send(triton_io.error_response(error), flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+
+def _outputs(piece: Piece) -> dict[str, NDArray[Any]]:
+    outputs: dict[str, NDArray[Any]] = {"text_output": _bytes(piece.text)}
+    if piece.finish_reason is not None:
+        outputs["finish_reason"] = _bytes(piece.finish_reason)
+    if piece.num_input_tokens is not None:
+        outputs["num_input_tokens"] = np.array([piece.num_input_tokens], np.uint32)
+    if piece.num_output_tokens is not None:
+        outputs["num_output_tokens"] = np.array([piece.num_output_tokens], np.uint32)
+    if piece.timing is not None:
+        outputs["timing"] = _bytes(json.dumps({name: round(ms, 3) for name, ms in asdict(piece.timing).items()}))
+    return outputs
+
+
+def _bytes(text: str) -> NDArray[Any]:
+    return np.array([text.encode()], np.object_)
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        triton_io.configure_logging(args["model_name"])
+        self._artifacts = triton_io.artifacts_folder(args)
+        self._router: Router | None = None
+
+    async def execute(self, requests: list[Any]) -> None:
+        if self._router is None:  # it belongs to the event loop, which there is only now
+            self._router = Router(TritonStages(), self._artifacts)
+        await asyncio.gather(
+            *(self._router.serve(triton_io.input_arrays(request), TritonClient(request)) for request in requests)
+        )

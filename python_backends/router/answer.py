@@ -1,0 +1,102 @@
+"""What a client gets: text pieces, and the figures of the request, time by stage among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from python_backends.engines.protocol import Finish
+from python_backends.errors import ServingError
+from python_backends.router.prompt import Prompt
+from python_backends.router.request import VlmRequest
+from python_backends.router.stages import Embedding
+
+
+@dataclass
+class Timing:
+    """Where the time of one request went, in ms, measured in the stages themselves.
+
+    `decode_ms` and `encode_ms` are those of the image that was ready last; `queue_ms` is what remains of
+    `first_token_ms` beside them and `prefill_ms`: waiting, and hops between the stages.
+    """
+
+    queue_ms: float = 0.0
+    decode_ms: float = 0.0
+    encode_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One answer to a client; the last one brings the figures that were asked for."""
+
+    text: str
+    finish_reason: str | None = None
+    num_input_tokens: int | None = None
+    num_output_tokens: int | None = None
+    timing: Timing | None = None
+
+
+class Client(Protocol):
+    """The client's end of one request."""
+
+    def send(self, piece: Piece, last: bool) -> None:
+        """Answer."""
+
+    def fail(self, error: ServingError) -> None:
+        """Answer with an error; nothing comes after it."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the client went away."""
+
+
+class Answer:
+    """What has been answered so far to one request."""
+
+    def __init__(self, request: VlmRequest, prompt: Prompt, client: Client, begin: float) -> None:
+        self.output_tokens = 0
+        self.input_tokens = 0
+        self.timing = Timing()
+        self._request = request
+        self._client = client
+        self._begin = begin
+        self._text = prompt.text if request.echo_input else ""
+
+    def encoded(self, embeddings: Sequence[Embedding]) -> None:
+        """The visual tokens are there."""
+        if embeddings:
+            last = max(embeddings, key=lambda e: e.ready_s)
+            self.timing.decode_ms, self.timing.encode_ms = last.decode_ms, last.encode_ms
+
+    def tokens(self, count: int, prefill_ms: float) -> None:
+        """Tokens have arrived."""
+        if self.output_tokens == 0 and count:
+            t = self.timing
+            t.prefill_ms = prefill_ms
+            t.first_token_ms = (time.monotonic() - self._begin) * 1e3
+            t.queue_ms = max(0.0, t.first_token_ms - t.decode_ms - t.encode_ms - prefill_ms)
+        self.output_tokens += count
+
+    def text(self, text: str) -> None:
+        """More text, to be sent now or at the end."""
+        self._text += text
+        if self._request.stream and self._text:
+            self._client.send(Piece(self._text), last=False)
+            self._text = ""
+
+    def finish(self, text: str, reason: Finish) -> None:
+        """The last text, with the figures."""
+        self.timing.total_ms = (time.monotonic() - self._begin) * 1e3
+        wanted = self._request.wanted
+        piece = Piece(
+            self._text + text,
+            reason.name.lower() if wanted.finish_reason else None,
+            self.input_tokens if wanted.num_input_tokens else None,
+            self.output_tokens if wanted.num_output_tokens else None,
+            self.timing if wanted.timing else None,
+        )
+        self._client.send(piece, last=True)

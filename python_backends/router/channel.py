@@ -1,0 +1,197 @@
+"""The router's end of one replica's decoder channel.
+
+One thread follows the attached call and passes every step report to the event loop in one hop; submissions and
+cancellations that wait are sent together, off the request path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from python_backends.engines.protocol import HEARTBEAT_S, Finish, StepReport, Submission
+from python_backends.errors import ServingError, unavailable
+from python_backends.router.stages import Stages
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 8 * HEARTBEAT_S  # an attached replica that says nothing for so long is dead
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """News of one sequence."""
+
+    tokens: list[int]
+    finish: Finish
+    queue_ms: float  # with the first token: time in the engine before its first step
+    prefill_ms: float  # with the first token: from that step on
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sequence in a replica; iterate over it for its tokens."""
+
+    submission: Submission
+    _news: asyncio.Queue[Tokens | ServingError] = field(default_factory=asyncio.Queue)
+
+    async def __aiter__(self) -> AsyncIterator[Tokens]:
+        """News until the sequence has finished (ServingError when its replica is gone)."""
+        while True:
+            news = await self._news.get()
+            if isinstance(news, ServingError):
+                raise news
+            yield news
+            if news.finish is not Finish.RUNNING:
+                return
+
+    def put(self, news: Tokens | ServingError) -> None:
+        """Called by the channel."""
+        self._news.put_nowait(news)
+
+
+class DecoderChannel:
+    """All traffic with one replica. Lives on one event loop; only the follower thread is elsewhere."""
+
+    def __init__(self, stages: Stages, replica: int) -> None:
+        self.replica = replica
+        self.pending_tokens = 0  # prompt and answer tokens of all sequences that are here
+        self._stages = stages
+        self._loop = asyncio.get_running_loop()
+        self._calls = ThreadPoolExecutor(1, f"replica-{replica}")  # one call at a time: what waits goes together
+        self._sequences: dict[int, Sequence] = {}
+        self._to_submit: list[Submission] = []
+        self._to_cancel: list[int] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._attached = False
+        self._heard = 0.0
+
+    def submit(self, submission: Submission) -> Sequence:
+        """Hand a sequence over; its tokens come from the result."""
+        sequence = Sequence(submission)
+        self._sequences[submission.request_id] = sequence
+        self.pending_tokens += _cost(submission)
+        self._to_submit.append(submission)
+        self._wake_sender()
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forget a sequence and end it in the engine."""
+        request_id = sequence.submission.request_id
+        if self._forget(request_id) is None:
+            return  # it has finished
+        unsent = [s for s in self._to_submit if s.request_id != request_id]
+        if len(unsent) < len(self._to_submit):
+            self._to_submit = unsent
+            return
+        self._to_cancel.append(request_id)
+        self._wake_sender()
+
+    def close(self) -> None:
+        """No more calls; the follower ends with its replica."""
+        self._calls.shutdown(wait=False)
+
+    def _forget(self, request_id: int) -> Sequence | None:
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self.pending_tokens -= _cost(sequence.submission)
+        return sequence
+
+    def _wake_sender(self) -> None:
+        if self._sender is None or self._sender.done():
+            self._sender = self._loop.create_task(self._send())
+
+    async def _send(self) -> None:
+        while self._to_submit or self._to_cancel:
+            submissions, self._to_submit = self._to_submit, []
+            cancels, self._to_cancel = self._to_cancel, []
+            try:
+                if submissions:
+                    self._attach()
+                    await self._call(partial(self._stages.submit, self.replica, submissions))
+                if cancels:
+                    await self._call(partial(self._stages.cancel, self.replica, cancels))
+            except ServingError as error:
+                self._fail([s.request_id for s in submissions], error)
+
+    async def _call(self, call: Callable[[], None]) -> None:
+        await self._loop.run_in_executor(self._calls, call)
+
+    def _attach(self) -> None:
+        if self._attached:
+            return
+        self._attached = True
+        self._heard = time.monotonic()
+        threading.Thread(target=self._follow, name=f"follow-{self.replica}", daemon=True).start()
+        self._watch = self._loop.create_task(self._watch_silence())
+
+    def _follow(self) -> None:
+        """The follower thread: from attach to the end of the channel."""
+        error: ServingError | None = None
+        try:
+            for report in self._stages.attach(self.replica):
+                self._loop.call_soon_threadsafe(self._dispatch, report)
+        except ServingError as failure:
+            error = failure
+        except Exception as failure:
+            log.exception("llm_decoder_%d: the channel broke", self.replica)
+            error = unavailable(f"llm_decoder_{self.replica}: the channel broke: {failure}")
+        self._loop.call_soon_threadsafe(self._detached, error)
+
+    def _dispatch(self, report: StepReport) -> None:
+        self._heard = time.monotonic()
+        start = 0
+        ids, counts = report.request_ids.tolist(), report.token_counts.tolist()
+        tokens, reasons, timing = report.tokens.tolist(), report.finish_reasons.tolist(), report.timing.tolist()
+        for i, (request_id, count) in enumerate(zip(ids, counts, strict=True)):
+            finish = Finish(reasons[i])
+            done = finish is not Finish.RUNNING
+            sequence = self._forget(request_id) if done else self._sequences.get(request_id)
+            if sequence is None:
+                pass  # cancelled here, while the step was running there
+            elif finish is Finish.ERROR:
+                sequence.put(unavailable(f"llm_decoder_{self.replica}: the engine dropped the sequence"))
+            else:
+                news = Tokens(tokens[start : start + count], finish, timing[2 * i], timing[2 * i + 1])
+                sequence.put(news)
+            start += count
+
+    def _detached(self, error: ServingError | None) -> None:
+        self._attached = False
+        if self._watch is not None:
+            self._watch.cancel()
+        if error is not None:
+            self._fail(list(self._sequences), error)
+        elif self._sequences:
+            self._attach()  # the replica ended an idle channel just when a submission was on its way
+
+    async def _watch_silence(self) -> None:
+        while time.monotonic() - self._heard < SILENCE_S:
+            await asyncio.sleep(HEARTBEAT_S)
+        self._fail(list(self._sequences), unavailable(f"llm_decoder_{self.replica}: silent for {SILENCE_S:g} s"))
+
+    def _fail(self, request_ids: list[int], error: ServingError) -> None:
+        for request_id in request_ids:
+            sequence = self._forget(request_id)
+            if sequence is not None:
+                sequence.put(error)
+
+
+def new_request_id() -> int:
+    """Unique over restarts of the router too: a replica may still run what an earlier one submitted."""
+    return secrets.randbits(63)
+
+
+def _cost(submission: Submission) -> int:
+    assert submission.sampling.max_tokens is not None
+    return int(np.size(submission.tokens)) + submission.sampling.max_tokens

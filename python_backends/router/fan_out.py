@@ -1,0 +1,45 @@
+"""Per-image fan-out: every image of a request is its own call, all in flight at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from python_backends.errors import ServingError
+from python_backends.router.stages import Embedding, Stages
+
+
+class FanOut:
+    """Encodes the images of all requests, at most `limit` at a time, in order of arrival."""
+
+    def __init__(self, stages: Stages, limit: int) -> None:
+        self._stages = stages
+        self._free = asyncio.Semaphore(limit)
+        self._threads = ThreadPoolExecutor(limit, "embed")  # a BLS call blocks its thread
+
+    async def embed(self, images: Sequence[bytes]) -> list[Embedding]:
+        """All images of one request, results by position.
+
+        Raises:
+            ServingError: the first failure, naming the image's index; its siblings are given up.
+        """
+        tasks = [asyncio.create_task(self._embed_one(i, image)) for i, image in enumerate(images)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [task.result() for task in tasks]
+
+    def close(self) -> None:
+        """No more calls."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _embed_one(self, index: int, image: bytes) -> Embedding:
+        async with self._free:
+            call = asyncio.get_running_loop().run_in_executor(self._threads, self._stages.embed, image)
+            try:
+                return await call
+            except ServingError as error:
+                raise ServingError(error.status, f"image[{index}]: {error.message.removeprefix('image: ')}") from None
