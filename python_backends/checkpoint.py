@@ -19,6 +19,7 @@ class Checkpoint(BaseModel):
     tokens_per_tile: int  # visual tokens that one tile becomes
     hidden_size: int  # width of a token embedding, of text and of images
     vocab_size: int
+    kv_bytes_per_token: int  # of the KV cache in 16 bits: 2 (K, V) x layers x KV heads x head size x 2
     context_tokens: int  # the longest sequence the LLM was trained for
     image_token: str  # the placeholder in the chat template, such as "<image>"
     eos_token_ids: tuple[int, ...]

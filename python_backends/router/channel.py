@@ -7,6 +7,7 @@ cancellations that wait are sent together, off the request path.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import threading
@@ -140,13 +141,17 @@ class DecoderChannel:
         error: ServingError | None = None
         try:
             for report in self._stages.attach(self.replica):
-                self._loop.call_soon_threadsafe(self._dispatch, report)
+                self._tell_loop(self._dispatch, report)
         except ServingError as failure:
             error = failure
         except Exception as failure:
             log.exception("llm_decoder_%d: the channel broke", self.replica)
             error = unavailable(f"llm_decoder_{self.replica}: the channel broke: {failure}")
-        self._loop.call_soon_threadsafe(self._detached, error)
+        self._tell_loop(self._detached, error)
+
+    def _tell_loop(self, callback: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, *args)
 
     def _dispatch(self, report: StepReport) -> None:
         self._heard = time.monotonic()

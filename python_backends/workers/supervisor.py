@@ -32,7 +32,7 @@ from python_backends.workers.slots import SlotMemory, SlotOverflow
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
-SILENCE_S = 1.5  # six missed heartbeats: stopped, or stuck while holding the GIL
+SILENCE_S = 1.0  # four missed heartbeats: native code that holds the GIL, or a stopped process
 _BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 _HEALTHY_S = 30.0  # a worker that lived this long starts the backoff anew
 
@@ -222,8 +222,15 @@ class SupervisedWorker:
                     busy_s = heard - message.busy_since
                     if busy_s > self.spec.call_timeout_s:
                         return f"hung: busy for {busy_s:.1f} s (limit {self.spec.call_timeout_s:g} s)"
-            elif time.monotonic() - heard > SILENCE_S:
-                return f"hung: silent for {SILENCE_S:g} s"
+            else:
+                silent_s = time.monotonic() - heard
+                if silent_s > self.spec.call_timeout_s or (silent_s > SILENCE_S and self._is_stopped()):
+                    return f"hung: silent for {silent_s:.1f} s"
+
+    def _is_stopped(self) -> bool:
+        """Whether the process is stopped by a signal (state T in proc(5)); silent ones may just be at work."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text()
+        return stat[stat.rindex(")") + 2] in "Tt"
 
     def _bury(self, reason: str) -> None:
         """Make sure the process is gone (it must not write into slots any more), then fail its calls."""

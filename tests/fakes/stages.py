@@ -1,0 +1,79 @@
+"""Fake stages for the router: an echo of what it was given, with delays and failures on request."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from python_backends.engines.protocol import NO_NEWS, Finish, StepReport, Submission
+from python_backends.errors import ServingError, invalid
+from python_backends.router.stages import Embedding
+
+TOKENS = 4
+HIDDEN = 8
+
+
+class FakeStages:
+    """An image b"7" becomes four visual tokens of value 7; the LLM answers with the bytes of a fixed text."""
+
+    def __init__(self, answer: bytes = b"ok") -> None:
+        self.answer = answer
+        self.embedded: list[bytes] = []
+        self.submissions: list[Submission] = []
+        self.cancelled: list[int] = []
+        self.on_embed: Callable[[bytes], None] = lambda image: None
+        self.hold_tokens = threading.Event()  # set: no token comes
+        self._reports: queue.Queue[StepReport | ServingError | None] = queue.Queue()
+
+    def embed(self, image: bytes) -> Embedding:
+        self.on_embed(image)
+        self.embedded.append(image)
+        if not image.isdigit():
+            raise invalid("image", f"not an image: {image!r}")
+        return Embedding(np.full((TOKENS, HIDDEN), int(image), np.float16), 1.0, 2.0, 0.0)
+
+    def attach(self, replica: int) -> Iterator[StepReport]:
+        while True:
+            try:
+                report = self._reports.get(timeout=0.1)
+            except queue.Empty:
+                report = NO_NEWS
+            if report is None:
+                return
+            if isinstance(report, ServingError):
+                raise report
+            yield report
+
+    def submit(self, replica: int, submissions: Sequence[Submission]) -> None:
+        self.submissions += submissions
+        if self.hold_tokens.is_set():
+            return
+        for submission in submissions:
+            limit = submission.sampling.max_tokens
+            tokens = list(self.answer)[:limit]
+            for i, token in enumerate(tokens):
+                last = i == len(tokens) - 1
+                reason = (Finish.LENGTH if len(tokens) == limit else Finish.STOP) if last else Finish.RUNNING
+                self.report(submission.request_id, [token], reason)
+
+    def report(self, request_id: int, tokens: list[int], finish: Finish) -> None:
+        """Let the engine say something."""
+        self._reports.put(
+            StepReport(
+                np.array([request_id], np.uint64),
+                np.array([len(tokens)], np.int32),
+                np.array(tokens, np.int32),
+                np.array([finish], np.uint8),
+                np.array([0.5, 1.5], np.float32),
+            )
+        )
+
+    def detach(self, error: ServingError | None = None) -> None:
+        """End the channel, as an idle or dying replica does."""
+        self._reports.put(error)
+
+    def cancel(self, replica: int, request_ids: Sequence[int]) -> None:
+        self.cancelled += request_ids

@@ -1,0 +1,243 @@
+"""A request's life in the router, over fake stages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
+from python_backends.deployment import BUILT_FILE, parse_deployment
+from python_backends.engines.protocol import VISUAL_TOKEN, Finish
+from python_backends.errors import ServingError, Status, unavailable
+from python_backends.router.answer import Piece
+from python_backends.router.service import Router
+from tests.fakes.stages import HIDDEN, TOKENS, FakeStages
+from tests.fakes.tokenizer import byte_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}"
+    "{% endfor %}{% endfor %}:"
+)
+
+
+class Recorder:
+    """A client that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.error: ServingError | None = None
+        self.gone = False
+        self.first = asyncio.Event()
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    def send(self, piece: Piece, last: bool) -> None:
+        self.pieces.append(piece)
+        self.first.set()
+
+    def fail(self, error: ServingError) -> None:
+        self.error = error
+
+    def is_cancelled(self) -> bool:
+        return self.gone
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    checkpoint = Checkpoint(
+        name="fake", image_size=8, tokens_per_tile=TOKENS, hidden_size=HIDDEN, vocab_size=258, kv_bytes_per_token=1, context_tokens=64,
+        image_token="<image>", eos_token_ids=(257,),
+    )  # fmt: skip
+    limits = {"context_tokens": 64, "default_max_tokens": 16}
+    deployment = parse_deployment({"checkpoint": "x", "limits": limits, "pools": {"text": {"max_running": 2}}}, "test")
+    (tmp_path / CHECKPOINT_FILE).write_text(checkpoint.model_dump_json())
+    (tmp_path / BUILT_FILE).write_text(deployment.model_dump_json())
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def run(artifacts: Path, stages: FakeStages, scenario: Callable[[Router], Awaitable[None]]) -> None:
+    async def main() -> None:
+        router = Router(stages, artifacts)
+        try:
+            await asyncio.wait_for(scenario(router), 20)
+        finally:
+            stages.detach()
+            router.close()
+
+    asyncio.run(main())
+
+
+def tensors(text: str, *images: bytes, **flags: Any) -> dict[str, Any]:
+    arrays: dict[str, Any] = {"text_input": np.array([text.encode()], np.object_)}
+    if images:
+        arrays["image"] = np.array(images, np.object_)
+    if "sampling" in flags:
+        arrays["sampling_parameters"] = np.array([flags.pop("sampling").encode()], np.object_)
+    return arrays | {name: np.array([value]) for name, value in flags.items()}
+
+
+def test_text_request_is_answered_and_never_touches_the_vision_stages(artifacts: Path) -> None:
+    stages, client = FakeStages(b"hello"), Recorder()
+    run(artifacts, stages, lambda router: router.serve(tensors("Q", return_finish_reason=True), client))
+    assert client.text == "hello"
+    assert [piece.finish_reason for piece in client.pieces] == ["stop"]
+    assert stages.embedded == []
+    assert stages.submissions[0].tokens.tolist() == list(b"Q:")
+
+
+def test_images_keep_their_order_whatever_order_they_are_ready_in(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    later = {b"1": threading.Event(), b"2": threading.Event()}
+
+    def wait_for_the_next(image: bytes) -> None:  # 3 is ready first, then 2, then 1
+        if image in later:
+            assert later[image].wait(10)
+        before = {b"3": b"2", b"2": b"1"}.get(image)
+        if before:
+            later[before].set()
+
+    stages.on_embed = wait_for_the_next
+    run(artifacts, stages, lambda router: router.serve(tensors("a<image>b<image>c<image>", b"1", b"2", b"3"), client))
+    assert client.error is None
+    assert stages.embedded == [b"3", b"2", b"1"]
+    submission = stages.submissions[0]
+    image = [VISUAL_TOKEN] * TOKENS
+    assert submission.tokens.tolist() == [*b"a", *image, *b"b", *image, *b"c", *image, *b":"]
+    assert submission.visual_tokens[:, 0].tolist() == [1.0] * TOKENS + [2.0] * TOKENS + [3.0] * TOKENS
+
+
+def test_bad_image_fails_its_request_with_its_index_and_no_other(artifacts: Path) -> None:
+    stages, bad, good = FakeStages(), Recorder(), Recorder()
+
+    async def scenario(router: Router) -> None:
+        await asyncio.gather(
+            router.serve(tensors("q", b"1", b"junk"), bad),
+            router.serve(tensors("q", b"2"), good),
+        )
+
+    run(artifacts, stages, scenario)
+    assert bad.error is not None
+    assert bad.error.message == "image[1]: not an image: b'junk'"
+    assert bad.error.status is Status.INVALID_ARG
+    assert good.text == "ok"
+
+
+def test_stream_sends_pieces_and_figures_with_the_last_one(artifacts: Path) -> None:
+    stages, client = FakeStages(b"abc"), Recorder()
+    arrays = tensors(
+        "Q", b"1", stream=True, return_timing=True, return_num_input_tokens=True, return_num_output_tokens=True
+    )
+    run(artifacts, stages, lambda router: router.serve(arrays, client))
+    assert [piece.text for piece in client.pieces] == ["a", "b", "c"]
+    last = client.pieces[-1]
+    assert (last.num_input_tokens, last.num_output_tokens, last.finish_reason) == (TOKENS + 2, 3, None)
+    assert last.timing is not None
+    assert (last.timing.decode_ms, last.timing.encode_ms, last.timing.prefill_ms) == (1.0, 2.0, 1.5)
+    assert last.timing.first_token_ms <= last.timing.total_ms
+
+
+def test_stop_string_ends_the_sequence_in_the_engine_too(artifacts: Path) -> None:
+    stages, client = FakeStages(b"one END two"), Recorder()
+    arrays = tensors("Q", return_finish_reason=True, sampling='{"stop": "END"}')
+    run(artifacts, stages, lambda router: router.serve(arrays, client))
+    assert client.text == "one "
+    assert client.pieces[-1].finish_reason == "stop"
+
+
+def test_prompt_is_echoed_on_request(artifacts: Path) -> None:
+    client = Recorder()
+    run(artifacts, FakeStages(), lambda r: r.serve(tensors("Q", b"1", exclude_input_in_output=False), client))
+    assert client.text == "<image>Q:ok"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        (
+            tensors("x" * 64),
+            "prompt: 65 tokens (65 of text, 0 visual) leave no room for an answer within context_tokens = 64",
+        ),
+        (
+            tensors("x", *[b"1"] * 8, sampling='{"max_tokens": 31}'),
+            "max_tokens = 31 and 34 prompt tokens are over context_tokens = 64",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_context_is_refused_before_anything_is_encoded(
+    artifacts: Path, arrays: dict[str, Any], sentence: str
+) -> None:
+    stages, client = FakeStages(), Recorder()
+    run(artifacts, stages, lambda router: router.serve(arrays, client))
+    assert client.error is not None
+    assert sentence in client.error.message
+    assert stages.embedded == []
+
+
+def test_client_that_goes_away_frees_its_sequence(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        serving = asyncio.create_task(router.serve(tensors("Q", stream=True), client))
+        while not stages.submissions:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[0].request_id, [65], Finish.RUNNING)
+        await client.first.wait()
+        client.gone = True
+        await serving
+        while not stages.cancelled:
+            await asyncio.sleep(0.001)
+
+    run(artifacts, stages, scenario)
+    assert client.error is not None
+    assert client.error.status is Status.CANCELLED
+    assert stages.cancelled == [stages.submissions[0].request_id]
+
+
+def test_broken_channel_fails_its_sequences_and_the_next_request_attaches_again(artifacts: Path) -> None:
+    stages, lost, after = FakeStages(), Recorder(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        serving = asyncio.create_task(router.serve(tensors("Q"), lost))
+        while not stages.submissions:
+            await asyncio.sleep(0.001)
+        stages.detach(unavailable("llm_decoder_0: gone"))
+        await serving
+        stages.hold_tokens.clear()
+        await router.serve(tensors("Q"), after)
+
+    run(artifacts, stages, scenario)
+    assert lost.error is not None
+    assert lost.error.message == "llm_decoder_0: gone"
+    assert after.text == "ok"
+
+
+def test_no_more_sequences_run_than_the_limit(artifacts: Path) -> None:
+    stages = FakeStages()
+    stages.hold_tokens.set()
+    clients = [Recorder() for _ in range(5)]
+
+    async def scenario(router: Router) -> None:
+        tasks = [asyncio.create_task(router.serve(tensors("Q"), client)) for client in clients]
+        done = 0
+        while done < len(clients):
+            while len(stages.submissions) == done:
+                await asyncio.sleep(0.001)
+            assert len(stages.submissions) - done <= 2
+            stages.report(stages.submissions[done].request_id, [65], Finish.STOP)
+            done += 1
+        await asyncio.gather(*tasks)
+
+    run(artifacts, stages, scenario)
+    assert [client.text for client in clients] == ["A"] * 5
