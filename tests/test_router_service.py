@@ -53,7 +53,8 @@ class Recorder:
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
     checkpoint = Checkpoint(
-        name="fake", image_size=8, tokens_per_tile=TOKENS, hidden_size=HIDDEN, vocab_size=258, kv_bytes_per_token=1, context_tokens=64,
+        name="fake", image_size=8, tokens_per_tile=TOKENS, hidden_size=HIDDEN, vocab_size=258, kv_bytes_per_token=1,
+        context_tokens=64,
         image_token="<image>", eos_token_ids=(257,),
     )  # fmt: skip
     limits = {"context_tokens": 64, "default_max_tokens": 16}
