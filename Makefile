@@ -33,6 +33,7 @@ lint: install ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for model in model_repository/*/1/model.py; do $(BIN)/mypy --no-error-summary $$model || exit 1; done
 
 clean: ## remove what was built (not the virtual environment)
 	rm -rf build

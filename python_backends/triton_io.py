@@ -6,6 +6,9 @@ Only model.py files and the router's Triton side import this; everything else ru
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,18 @@ def artifacts_folder(args: Mapping[str, str]) -> Path:
     return Path(args["model_repository"]).parent.parent / "artifacts"
 
 
-def configure_logging(model: str) -> None:
-    """Python logging of a stub and its libraries goes to tritonserver's log (stderr)."""
+def prepare_stub(model: str) -> None:
+    """First call of every model's `initialize`: logging, and no life after tritonserver's death."""
+    # goes to tritonserver's log (stderr)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {model}: %(message)s")
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A stub whose tritonserver was killed tries to exit in order, and hangs in threads that wait for it."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def input_arrays(request: Any) -> dict[str, NDArray[Any]]:

@@ -29,7 +29,7 @@ class Sink:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        triton_io.configure_logging(args["model_name"])
+        triton_io.prepare_stub(args["model_name"])
         artifacts = triton_io.artifacts_folder(args)
         self._replica = DecoderReplica(
             args["model_name"],

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from python_backends import triton_io
 from python_backends.errors import ServingError
-from python_backends.router.service import Piece, Router
+from python_backends.router.answer import Piece
+from python_backends.router.service import Router
 from python_backends.router.triton_stages import TritonStages
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -22,15 +23,21 @@ class TritonClient:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._ended = False  # after the final flag, tritonserver crashes when the sender is used again
 
     def send(self, piece: Piece, last: bool) -> None:
-        self._sender.send(triton_io.response(_outputs(piece)), flags=FINAL if last else 0)
+        self._send(triton_io.response(_outputs(piece)), last)
 
     def fail(self, error: ServingError) -> None:
-        self._sender.send(triton_io.error_response(error), flags=FINAL)
+        self._send(triton_io.error_response(error), last=True)
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        return not self._ended and bool(self._sender.is_cancelled())
+
+    def _send(self, response: Any, last: bool) -> None:
+        if not self._ended:
+            self._ended = last
+            self._sender.send(response, flags=FINAL if last else 0)
 
 
 def _outputs(piece: Piece) -> dict[str, NDArray[Any]]:
@@ -52,7 +59,7 @@ def _bytes(text: str) -> NDArray[Any]:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        triton_io.configure_logging(args["model_name"])
+        triton_io.prepare_stub(args["model_name"])
         self._artifacts = triton_io.artifacts_folder(args)
         self._router: Router | None = None
 
