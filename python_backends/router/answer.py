@@ -23,11 +23,15 @@ class Timing:
     """
 
     queue_ms: float = 0.0
-    decode_ms: float = 0.0
-    encode_ms: float = 0.0
+    decode_ms: float | None = None  # None: no image
+    encode_ms: float | None = None
     prefill_ms: float = 0.0
     first_token_ms: float = 0.0
     total_ms: float = 0.0
+
+    def rounded(self) -> dict[str, float | None]:
+        """For JSON, to the microsecond."""
+        return {name: None if ms is None else round(ms, 3) for name, ms in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ class Answer:
             t = self.timing
             t.prefill_ms = prefill_ms
             t.first_token_ms = (time.monotonic() - self._begin) * 1e3
-            t.queue_ms = max(0.0, t.first_token_ms - t.decode_ms - t.encode_ms - prefill_ms)
+            stages_ms = (t.decode_ms or 0.0) + (t.encode_ms or 0.0) + prefill_ms
+            t.queue_ms = max(0.0, t.first_token_ms - stages_ms)
+
         self.output_tokens += count
 
     def text(self, text: str) -> None:

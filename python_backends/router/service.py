@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ class Router:
             await self._stream(self._submission(request, prompt, embeddings, max_tokens), answer)
         finally:
             self._running.release()
-        record |= {"output_tokens": answer.output_tokens, **{k: round(v, 1) for k, v in asdict(answer.timing).items()}}
+        record |= {"output_tokens": answer.output_tokens, **answer.timing.rounded()}
 
     async def _stream(self, submission: Submission, answer: Answer) -> None:
         channel = min(self._channels, key=lambda c: c.pending_tokens)  # chosen now, with full information

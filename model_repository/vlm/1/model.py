@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ def _outputs(piece: Piece) -> dict[str, NDArray[Any]]:
     if piece.num_output_tokens is not None:
         outputs["num_output_tokens"] = np.array([piece.num_output_tokens], np.uint32)
     if piece.timing is not None:
-        outputs["timing"] = _bytes(json.dumps({name: round(ms, 3) for name, ms in asdict(piece.timing).items()}))
+        outputs["timing"] = _bytes(json.dumps(piece.timing.rounded()))
     return outputs
 
 
