@@ -47,7 +47,7 @@ def input_arrays(request: Any) -> dict[str, NDArray[Any]]:
 def output_arrays(response: Any) -> dict[str, NDArray[Any]]:
     """The tensors of a BLS response (ServingError when it is an error)."""
     if response.has_error():
-        raise from_triton_error(response.error())
+        raise from_stage_error(response.error().message())
     return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
 
@@ -62,20 +62,29 @@ def response(arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def error_response(error: BaseException) -> Any:
-    """An error answer: a ServingError as it stands, anything else as INTERNAL."""
-    return pb_utils.InferenceResponse(error=to_triton_error(error))
+    """An error answer to a client: a ServingError as it stands, anything else as INTERNAL."""
+    problem = _serving_error(error)
+    return pb_utils.InferenceResponse(
+        error=pb_utils.TritonError(problem.message, getattr(pb_utils.TritonError, problem.status.value))
+    )
 
 
-def to_triton_error(error: BaseException) -> Any:
-    """An exception as a TritonError with its status."""
-    if isinstance(error, ServingError):
-        return pb_utils.TritonError(error.message, getattr(pb_utils.TritonError, error.status.value))
-    return pb_utils.TritonError(f"{type(error).__name__}: {error}", pb_utils.TritonError.INTERNAL)
+def stage_error_response(error: BaseException) -> Any:
+    """An error answer of a stage: BLS loses the code of an error, so its text carries the status too."""
+    problem = _serving_error(error)
+    return error_response(ServingError(problem.status, f"[{problem.status.value}] {problem.message}"))
 
 
-def from_triton_error(error: Any) -> ServingError:
-    """The error of a BLS response with its status kept."""
+def from_stage_error(message: str) -> ServingError:
+    """The error of a stage as it was raised there, without what ensembles put before it."""
     for status in Status:
-        if error.code() == getattr(pb_utils.TritonError, status.value):
-            return ServingError(status, error.message())
-    return unavailable(error.message())
+        _, found, rest = message.partition(f"[{status.value}] ")
+        if found:
+            return ServingError(status, rest)
+    return unavailable(message)
+
+
+def _serving_error(error: BaseException) -> ServingError:
+    if isinstance(error, ServingError):
+        return error
+    return ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}")

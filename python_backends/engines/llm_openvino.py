@@ -100,7 +100,8 @@ class LlmEngine:
         is_visual = tokens == VISUAL_TOKEN
         ids = np.where(is_visual, 0, tokens).astype(np.int64)
         rows = np.array(self._embed([ids[np.newaxis]])[0], np.float32)
-        rows[0, is_visual] = visual
+        if is_visual.any():
+            rows[0, is_visual] = visual
         return rows
 
     def _collect(self, now: float) -> StepReport | None:

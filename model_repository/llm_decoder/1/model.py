@@ -63,7 +63,7 @@ class TritonPythonModel:
                 raise ValueError(f"op: {op!r} is not attach, submit, cancel or stats")
             sender.send(triton_io.response(answer), flags=FINAL)
         except Exception as error:
-            sender.send(triton_io.error_response(error), flags=FINAL)
+            sender.send(triton_io.stage_error_response(error), flags=FINAL)
 
     def finalize(self) -> None:
         self._calls.shutdown()
