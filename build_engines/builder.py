@@ -1,0 +1,179 @@
+"""Checkpoint and deployment file in, composed repository out: the whole of it or nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_engines.errors import BuildError
+from build_engines.facts import CHAT_TEMPLATE, CONFIG, VISION_MODEL, read_facts
+from build_engines.fingerprint import Record, current_inputs, files_of, is_complete, read_record
+from build_engines.gguf_wheel import locate_gguf
+from build_engines.isolated import run_isolated
+from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
+from python_backends.deployment import BUILT_FILE, Deployment, load_deployment
+
+Progress = Callable[[str], None]  # what is being worked on now
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A finished build."""
+
+    output: Path
+    seconds: float
+    reused: tuple[str, ...]  # artifacts taken over from the build before
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An expensive artifact: `target` (source, output) makes it; it is good for as long as its inputs are the same."""
+
+    label: str
+    artifact: str
+    target: str
+    source: Path
+    inputs: frozenset[str]
+
+
+def is_stale(deployment: Path, output: Path) -> bool:
+    """Whether `build` of this deployment file would have anything to do (its errors, but quick)."""
+    record = read_record(output)
+    inputs = current_inputs(load_deployment(deployment))
+    return record is None or record.inputs != inputs or not is_complete(record, output)
+
+
+def build(deployment: Path, output: Path, progress: Progress | None = None) -> BuildResult:
+    """Make artifacts and Triton model repository in `output`, replacing an earlier build only when all is done.
+
+    Raises:
+        DeploymentError: the deployment file is at fault.
+        BuildError: the checkpoint or the installation doesn't allow it, or `output` is a folder that no build made.
+    """
+    begin = time.monotonic()
+    output = Path(os.path.abspath(output))
+    values = load_deployment(deployment)
+    facts = _check(values, output)
+    with _fresh_sibling(output) as sibling:
+        reused = _fill(values, facts, output, sibling, progress or (lambda _: None))
+        _swap(sibling, output)
+    return BuildResult(output, time.monotonic() - begin, reused)
+
+
+def _check(deployment: Deployment, output: Path) -> Checkpoint:
+    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and read_record(output) is None)):
+        raise BuildError(f"{output} exists and is not a build of tvlm: choose another output, or remove it")
+    facts = read_facts(deployment.checkpoint)
+    context = deployment.limits.context_tokens
+    if context > facts.context_tokens:
+        raise BuildError(
+            f"limits.context_tokens = {context} is over the {facts.context_tokens} of checkpoint {facts.name}: lower it"
+        )
+    return facts
+
+
+def _fill(
+    deployment: Deployment, facts: Checkpoint, previous: Path, target: Path, progress: Progress
+) -> tuple[str, ...]:
+    """Write everything into `target`; returns what was taken over from `previous`."""
+    from build_engines.compose import compose_repository  # noqa: PLC0415  (imports gRPC: too slow for is_stale)
+
+    inputs = current_inputs(deployment)
+    artifacts = target / "artifacts"
+    artifacts.mkdir()
+    (artifacts / BUILT_FILE).write_text(deployment.model_dump_json(indent=1))
+    (artifacts / CHECKPOINT_FILE).write_text(facts.model_dump_json(indent=1))
+    shutil.copyfile(deployment.checkpoint / CHAT_TEMPLATE, artifacts / CHAT_TEMPLATE)
+    compose_repository(deployment, target / "model_repository")
+
+    steps = _steps(deployment)
+    reusable = _still_good(steps, inputs, previous)
+    for step in reusable:
+        _take_over(previous / "artifacts" / step.artifact, artifacts / step.artifact)
+    _run([step for step in steps if step not in reusable], artifacts, progress)
+    width = json.loads((artifacts / "llm" / CONFIG).read_text())["hidden_size"]
+    if width != facts.hidden_size:
+        raise BuildError(f"the LLM's embeddings are {width} wide, visual tokens {facts.hidden_size}: wrong checkpoint")
+    Record(inputs, files_of(target)).write(artifacts)
+    return tuple(step.artifact for step in reusable)
+
+
+def _run(steps: list[_Step], artifacts: Path, progress: Progress) -> None:
+    """All steps side by side, each in a process of its own."""
+    with ThreadPoolExecutor() as pool:
+        running = {pool.submit(run_isolated, s.target, s.source, artifacts / s.artifact): s.label for s in steps}
+        while running:
+            progress(", ".join(running.values()))
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                future.result()
+                del running[future]
+
+
+def _steps(deployment: Deployment) -> list[_Step]:
+    gguf = locate_gguf()
+    llm = frozenset({"llm", "code", "libraries"})
+    vision = frozenset({f"checkpoint/{CONFIG}", f"checkpoint/{VISION_MODEL}", "code", "libraries"})
+    return [
+        _Step("LLM", "llm", "build_engines.llm_openvino:build_llm", gguf, llm),
+        _Step("tokenizer", "tokenizer.json", "build_engines.tokenizer:build_tokenizer", gguf, llm),
+        _Step("vision tower", "vision", "build_engines.vision:build_vision", deployment.checkpoint, vision),
+    ]
+
+
+def _still_good(steps: list[_Step], inputs: dict[str, str], previous: Path) -> list[_Step]:
+    record = read_record(previous)
+    if record is None or not is_complete(record, previous):
+        return []
+    return [step for step in steps if all(record.inputs.get(name) == inputs[name] for name in step.inputs)]
+
+
+def _take_over(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=_link)
+    else:
+        _link(source, target)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)  # no build changes a file in place
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
+
+
+@contextmanager
+def _fresh_sibling(output: Path) -> Iterator[Path]:
+    """An empty folder beside `output` that is gone afterwards; one build at a time has it."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    sibling = output.with_name(f".{output.name}.building")
+    lock = os.open(output.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(sibling, ignore_errors=True)  # of a build that was killed
+        sibling.mkdir()
+        yield sibling
+    finally:
+        shutil.rmtree(sibling, ignore_errors=True)
+        os.close(lock)
+
+
+def _swap(new: Path, output: Path) -> None:
+    """Put `new` in the place of `output`, and drop what was there."""
+    old = output.with_name(f".{output.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if output.exists():
+        output.rename(old)
+    try:
+        new.rename(output)
+    except OSError:
+        old.rename(output)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
