@@ -1,0 +1,86 @@
+"""Encoded file to UINT8 tile, with Pillow, as close to the reference image processor as it needs to be.
+
+Measured on two shared cores, 1280x960 JPEG to 128x128, pictures a second on 1 and 2 threads: everything decoded 40 and
+51; resize with a reducing gap of 3: 47 and 71; draft() keeping 3 times the tile 123 and 120. draft() lets libjpeg
+decode at 1/2, 1/4 or 1/8 by using fewer DCT coefficients. Mean absolute difference to decoding everything, of 255
+levels: photos 0.2, drawings 0.1, black text on white 0.2 to 0.8 with 3 times the tile kept; up to 1.5 with 2 times and
+6 with 1 time. Hence 3.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError
+
+from python_backends.errors import ServingError
+from python_backends.media.limits import ImageLimits, refuse
+from python_backends.media.pixels import to_tile
+from python_backends.media.sniff import ImageHeader, read_header
+
+_DRAFT_TILES = 3  # how many times the tile draft() must leave
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # parallel over pictures, not within one
+
+
+def decode(data: bytes, size: int, limits: ImageLimits) -> NDArray[np.uint8]:
+    """Decode an encoded image file to an RGB tile, uint8 [size, size, 3].
+
+    The picture is turned upright (EXIF), squashed to the square, laid on white where it is transparent, and in sRGB.
+    Of an animation or a file of several pages the first is taken.
+
+    Raises:
+        ServingError: INVALID_ARG with one sentence, whatever is wrong with the file.
+    """
+    return decode_file(data, read_header(data, limits), size, limits)
+
+
+def decode_file(data: bytes, header: ImageHeader, size: int, limits: ImageLimits) -> NDArray[np.uint8]:
+    """As `decode`, of a file whose header was read (and checked) already."""
+    with _explained(header, len(data)):
+        image: Image.Image = Image.open(io.BytesIO(data), formats=[header.format])
+        limits.check_size(*image.size)  # Pillow may read another size than the header's, from a second header
+        image.draft(None, (size * _DRAFT_TILES, size * _DRAFT_TILES))
+        turn = _TURNS.get(_orientation(image))
+        image.load()
+        tile = to_tile(image, size)
+        if turn is not None:
+            tile = tile.transpose(turn)  # on a square it makes no difference that it comes last, and is cheap
+        return np.array(tile, np.uint8)
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation 1 to 8; broken EXIF data are no reason to refuse a picture."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # Pillow promises nothing about what its EXIF parser raises
+        return 1
+
+
+@contextmanager
+def _explained(header: ImageHeader, size: int) -> Iterator[None]:
+    """Turns whatever Pillow and its libraries raise into a sentence for the client."""
+    name = f"{header.format} of {header.width} x {header.height} pixels and {size:,} bytes"
+    try:
+        yield
+    except ServingError:
+        raise
+    except UnidentifiedImageError:
+        raise refuse(f"{name} can't be decoded: its header is broken") from None
+    except MemoryError:
+        raise refuse(f"{name} can't be decoded in the memory that is allowed for it") from None
+    except Exception as error:  # OSError, SyntaxError, ValueError, struct.error, ... : Pillow has no base class
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise refuse(f"{name} can't be decoded: {reason}") from None

@@ -1,0 +1,122 @@
+"""Which format a file is in, from its first bytes, and how large its picture is, from its header.
+
+Pure Python with bounded work: the router calls it on what anybody sends, where a crash of native code would be fatal.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from python_backends.media import headers
+from python_backends.media.limits import ImageLimits, refuse
+
+
+@dataclass(frozen=True)
+class Format:
+    """An accepted format; `name` is also Pillow's name for it."""
+
+    name: str
+    size: Callable[[bytes], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """What a file says of itself. Width and height are as stored, before any EXIF rotation."""
+
+    format: str
+    width: int
+    height: int
+
+
+JPEG = Format("JPEG", headers.jpeg_size)
+PNG = Format("PNG", headers.png_size)
+WEBP = Format("WEBP", headers.webp_size)
+GIF = Format("GIF", headers.gif_size)
+BMP = Format("BMP", headers.bmp_size)
+TIFF = Format("TIFF", headers.tiff_size)
+AVIF = Format("AVIF", headers.avif_size)
+
+ACCEPTED = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF"
+
+_MAGIC: tuple[tuple[bytes, Format | str], ...] = (
+    (b"\xff\xd8\xff", JPEG),
+    (b"\x89PNG\r\n\x1a\n", PNG),
+    (b"GIF87a", GIF),
+    (b"GIF89a", GIF),
+    (b"II*\0", TIFF),
+    (b"MM\0*", TIFF),
+    (b"II+\0", TIFF),
+    (b"MM\0+", TIFF),
+    (b"%PDF-", "PDF"),
+    (b"8BPS", "PSD"),
+    (b"\0\0\1\0", "ICO"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\x1aE\xdf\xa3", "Matroska or WebM video"),
+    (b"PK\3\4", "ZIP"),
+    (b"\x1f\x8b", "gzip"),
+    (b"%!PS", "PostScript"),
+    (b"RIFF", "RIFF audio or video"),
+)
+_HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
+_BMP_HEADERS = {12, 16, 40, 52, 56, 64, 108, 124}
+
+
+def sniff(data: bytes) -> Format | str | None:
+    """An accepted format; the name of one that is known but not accepted; None for anything else."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return WEBP
+    if data[4:8] == b"ftyp":
+        return _iso_media(data)
+    # "BM" alone is also how base64 or a sentence may begin
+    if data[:2] == b"BM" and len(data) >= 26 and int.from_bytes(data[14:18], "little") in _BMP_HEADERS:
+        return BMP
+    return next((format_ for magic, format_ in _MAGIC if data.startswith(magic)), None)
+
+
+def _iso_media(data: bytes) -> Format | str:
+    end = min(int.from_bytes(data[:4], "big"), 256)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
+    if brands & {b"avif", b"avis"}:
+        return AVIF
+    if brands & _HEIF_BRANDS:
+        return "HEIC"
+    return "MP4 or QuickTime video"
+
+
+def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
+    """Format and size of an encoded file, checked against the limits; nothing is decoded.
+
+    Raises:
+        ServingError: INVALID_ARG, when the format is not accepted, the header is broken, or a limit is passed.
+    """
+    if not data:
+        raise refuse("it is empty (0 bytes)")
+    limits.check_bytes(len(data))
+    found = sniff(data)
+    if not isinstance(found, Format):
+        raise refuse(f"{found or _other(data)} is not supported (accepted: {ACCEPTED})")
+    try:
+        width, height = found.size(data)
+    except (headers.BrokenHeader, struct.error, IndexError, OverflowError) as error:
+        problem = str(error) if isinstance(error, headers.BrokenHeader) else "it ends within its header"
+        raise refuse(f"{found.name} of {len(data):,} bytes has no readable header: {problem}") from None
+    limits.check_size(width, height)
+    return ImageHeader(found.name, width, height)
+
+
+def _other(data: bytes) -> str:
+    text = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if b"<svg" in text:
+        return "SVG"
+    if text.startswith((b"<!doctype html", b"<html")):
+        return "an HTML page"
+    if text.startswith((b"<?xml", b"<")):
+        return "XML"
+    if text.startswith((b"{", b"[")):
+        return "JSON"
+    return f"a file of {len(data):,} bytes that begins with {data[:8].hex(' ')}"
