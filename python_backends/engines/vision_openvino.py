@@ -1,0 +1,87 @@
+"""Vision encoder adapter: OpenVINO on the CPU, UINT8 tiles to FP16 visual tokens, in a worker process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from openvino.preprocess import PrePostProcessor
+
+Arrays = list[NDArray[Any]]
+
+MODEL_FILES = ("model.xml", "model.onnx")
+
+
+class VisionWorker:
+    """Loads the vision tower and encodes batches of tiles.
+
+    config: folder (with model.xml or model.onnx), image_size (pixels of a side), batch_size (tiles at a time),
+    precision (auto, f32, bf16), threads (0: all cores).
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._batch_size = int(config["batch_size"])
+        core = ov.Core()
+        model = core.read_model(find_model(Path(config["folder"])))
+        processor = PrePostProcessor(model)
+        processor.output().tensor().set_element_type(ov.Type.f16)  # what travels on, converted while it is warm
+        properties: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, on all threads
+            "NUM_STREAMS": "1",
+            "INFERENCE_PRECISION_HINT": precision(core, str(config["precision"])),
+        }
+        if config["threads"]:
+            properties["INFERENCE_NUM_THREADS"] = int(config["threads"])
+        self._request = core.compile_model(processor.build(), "CPU", properties).create_infer_request()
+        side = int(config["image_size"])
+        for count in (1, self._batch_size):  # the first inference of a shape builds its primitives
+            self._infer(np.zeros((count, side, side, 3), np.uint8))
+
+    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        """`encode`: each array is tiles uint8 [n, H, W, 3]; gives float16 [n x T, hidden] for each.
+
+        meta["encode_ms"] is the time of the whole call.
+        """
+        if op != "encode":
+            raise ValueError(f"unknown operation '{op}'")
+        started = time.perf_counter()
+        tiles = np.concatenate(arrays)
+        batches = [
+            self._infer(tiles[first : first + self._batch_size]) for first in range(0, len(tiles), self._batch_size)
+        ]
+        tokens = np.concatenate(batches)  # [tiles, T, hidden]
+        ends = np.cumsum([len(array) for array in arrays])
+        outputs = [part.reshape(-1, part.shape[-1]) for part in np.split(tokens, ends[:-1])]
+        return outputs, {"encode_ms": (time.perf_counter() - started) * 1000}
+
+    def _infer(self, tiles: NDArray[np.uint8]) -> NDArray[np.float16]:
+        self._request.infer([np.ascontiguousarray(tiles)], share_inputs=True)
+        return np.array(self._request.get_output_tensor().data)
+
+
+def find_model(folder: Path) -> Path:
+    """The vision model in a folder of artifacts (FileNotFoundError)."""
+    for name in MODEL_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(f"{folder} holds none of {', '.join(MODEL_FILES)}")
+
+
+def precision(core: ov.Core, wanted: str) -> str:
+    """`auto` is bf16 where the CPU has AMX for it, else f32: without AMX bf16 is slower than f32, or emulated."""
+    if wanted != "auto":
+        return wanted
+    capable = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "bf16" if capable and "amx_bf16" in _cpu_flags() else "f32"
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())

@@ -1,0 +1,97 @@
+"""The vision encode stage as its Triton stub sees it: tiles of several requests in, their visual tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.checkpoint import load_checkpoint
+from python_backends.deployment import load_built_deployment
+from python_backends.errors import ServingError, invalid
+from python_backends.workers import SupervisedWorker, WorkerSpec
+
+_CALL_TILES = 64  # tiles in one call of the worker, which cuts them into batches
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A request's visual tokens, float16 [images, tokens, hidden], and the milliseconds of its batch, float32."""
+
+    visual_tokens: NDArray[np.float16]
+    encode_ms: NDArray[np.float32]
+
+
+class EncodeStage:
+    """Owns the worker process; thread-safe."""
+
+    def __init__(self, name: str, artifacts: Path) -> None:
+        self._checkpoint = load_checkpoint(artifacts)
+        pool = load_built_deployment(artifacts).pools.vision
+        side, hidden = self._checkpoint.image_size, self._checkpoint.hidden_size
+        tile_bytes = side * side * 3 + self._checkpoint.tokens_per_tile * hidden * 2
+        self._worker = SupervisedWorker(
+            WorkerSpec(
+                name=name,
+                target="python_backends.engines.vision_openvino:VisionWorker",
+                config={
+                    "folder": str(artifacts / "vision"),
+                    "image_size": side,
+                    "batch_size": pool.batch_size,
+                    "precision": pool.precision,
+                    "threads": pool.threads,
+                },
+                slots=2,
+                slot_bytes=_CALL_TILES * tile_bytes + 4096,
+                call_timeout_s=pool.timeout_ms / 1000,
+            )
+        )
+
+    def start(self) -> None:
+        """Load and warm up the model (ServingError)."""
+        self._worker.start()
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._worker.close()
+
+    def encode(self, requests: Sequence[NDArray[np.uint8]]) -> list[Encoded | ServingError]:
+        """Encode the `tiles` tensors of several requests ([images, tiles, H, W, 3]) as one batch, by position."""
+        refusals = [self._check(tiles) for tiles in requests]
+        good = [tiles for tiles, refusal in zip(requests, refusals, strict=True) if refusal is None]
+        if not good:
+            return [refusal for refusal in refusals if refusal is not None]
+        try:
+            tokens, milliseconds = self._encode(np.concatenate([tiles.reshape(-1, *tiles.shape[2:]) for tiles in good]))
+        except ServingError as error:
+            return [refusal or error for refusal in refusals]
+        answers: list[Encoded | ServingError] = []
+        at = 0
+        for tiles, refusal in zip(requests, refusals, strict=True):
+            if refusal is not None:
+                answers.append(refusal)
+                continue
+            images, each = tiles.shape[:2]
+            rows = images * each * self._checkpoint.tokens_per_tile
+            part = tokens[at : at + rows].reshape(images, -1, tokens.shape[-1])
+            answers.append(Encoded(part, np.full((images, 1), milliseconds, np.float32)))
+            at += rows
+        return answers
+
+    def _check(self, tiles: NDArray[np.uint8]) -> ServingError | None:
+        side = self._checkpoint.image_size
+        if tiles.ndim != 5 or tiles.shape[2:] != (side, side, 3) or 0 in tiles.shape:
+            shape = ", ".join(map(str, tiles.shape[1:]))
+            return invalid("tiles", f"shape [{shape}] must be [tiles, {side}, {side}, 3]")
+        return None
+
+    def _encode(self, tiles: NDArray[np.uint8]) -> tuple[NDArray[np.float16], float]:
+        replies = [
+            self._worker.call("encode", [tiles[first : first + _CALL_TILES]])
+            for first in range(0, len(tiles), _CALL_TILES)
+        ]
+        tokens = np.concatenate([reply.arrays[0] for reply in replies])
+        return tokens, sum(float(reply.meta["encode_ms"]) for reply in replies)
