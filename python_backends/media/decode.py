@@ -53,8 +53,8 @@ def decode_file(data: bytes, header: ImageHeader, size: int, limits: ImageLimits
         image: Image.Image = Image.open(io.BytesIO(data), formats=[header.format])
         limits.check_size(*image.size)  # Pillow may read another size than the header's, from a second header
         image.draft(None, (size * _DRAFT_TILES, size * _DRAFT_TILES))
-        turn = _TURNS.get(_orientation(image))
         image.load()
+        turn = _TURNS.get(_orientation(image))  # only now: loading a TIFF turns it, and takes the tag away
         tile = to_tile(image, size)
         if turn is not None:
             tile = tile.transpose(turn)  # on a square it makes no difference that it comes last, and is cheap

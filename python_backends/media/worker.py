@@ -40,6 +40,7 @@ class DecodeWorker:
         threads = int(config.get("threads", 0)) or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._budget = _PixelBudget(self._limits.max_pixels)
+        Image.init()  # all plugins now, not with the first picture
         Image.MAX_IMAGE_PIXELS = self._limits.max_pixels  # Pillow's own guard, for what hides behind a small header
         warnings.simplefilter("ignore")  # oddities in clients' metadata
 
