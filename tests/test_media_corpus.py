@@ -16,8 +16,6 @@ from tests.media.make_corpus import EXPECTED, FOLDER
 LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
 EXPECTATIONS = json.loads(EXPECTED.read_text())
 TOLERANCE = 8  # of 255: chroma and the bicubic edge bleed between quadrants, which differ by 80 or more
-    8  # of 255: chroma of lossy formats and the bicubic edge bleed between quadrants, which differ by 80 or more
-)
 
 
 @pytest.mark.parametrize("name", EXPECTATIONS)
