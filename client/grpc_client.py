@@ -1,0 +1,163 @@
+"""The model `vlm` over gRPC: Triton's streaming call, one call a request, so that each has its own deadline and cancel.
+
+The stubs come from tritonclient; its stream object is not used, as one stream there is one queue with one callback, and
+cancelling one request cancels all.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from client.request import MODEL, AnswerBuilder, VlmRequest
+from client.types import Answer, AsyncTextStream, TextStream, VlmError
+
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+# Without this header Triton answers errors in a stream as bare text, and the status is lost.
+_METADATA = (("triton_grpc_error", "true"),)
+
+
+class GrpcTransport:
+    """Requests to one server address (host:port) over one channel; threads may share it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def stream(self, request: VlmRequest) -> TextStream:
+        """Send the request; its pieces come from the stream."""
+        call = self._stub.ModelStreamInfer(iter([to_message(request)]), timeout=request.timeout_s, metadata=_METADATA)
+        return _GrpcStream(call, self._address)
+
+    def generate(self, request: VlmRequest) -> Answer:
+        """Send the request and wait for its answer."""
+        with self.stream(request) as pieces:
+            for _ in pieces:
+                pass
+            return pieces.answer
+
+    def close(self) -> None:
+        """Close the channel; running requests are cancelled."""
+        self._channel.close()
+
+
+class _GrpcStream(TextStream):
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._builder = AnswerBuilder()
+
+    @property
+    def answer(self) -> Answer:  # type: ignore[override]
+        return self._builder.answer()
+
+    def __next__(self) -> str:
+        try:
+            return self._builder.add(from_message(next(self._call)))
+        except grpc.RpcError as error:
+            raise to_vlm_error(error, self._address) from error
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class AsyncGrpcTransport:
+    """As GrpcTransport, on grpc.aio; made and used in one event loop."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def stream(self, request: VlmRequest) -> AsyncTextStream:
+        """Send the request; its pieces come from the stream."""
+        call = self._stub.ModelStreamInfer(iter([to_message(request)]), timeout=request.timeout_s, metadata=_METADATA)
+        return _AsyncGrpcStream(call, self._address)
+
+    async def generate(self, request: VlmRequest) -> Answer:
+        """Send the request and wait for its answer."""
+        async with self.stream(request) as pieces:
+            async for _ in pieces:
+                pass
+            return pieces.answer
+
+    async def close(self) -> None:
+        """Close the channel; running requests are cancelled."""
+        await self._channel.close()
+
+
+class _AsyncGrpcStream(AsyncTextStream):
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._builder = AnswerBuilder()
+
+    @property
+    def answer(self) -> Answer:  # type: ignore[override]
+        return self._builder.answer()
+
+    async def __anext__(self) -> str:
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise to_vlm_error(error, self._address) from error
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return self._builder.add(from_message(message))
+
+    async def aclose(self) -> None:
+        self._call.cancel()
+
+
+def to_message(request: VlmRequest) -> Any:
+    """The request as a ModelInferRequest: BYTES and BOOL tensors as raw contents."""
+    message = service_pb2.ModelInferRequest(model_name=MODEL)
+    for name, text in request.strings().items():
+        _add_input(message, name, "BYTES", [1], _bytes_tensor([text.encode()]))
+    if request.images:
+        _add_input(message, "image", "BYTES", [len(request.images)], _bytes_tensor(request.images))
+    for name, on in request.switches().items():
+        _add_input(message, name, "BOOL", [1], b"\x01" if on else b"\x00")
+    for name, value in request.parameters.items():
+        if isinstance(value, int):
+            message.parameters[name].int64_param = value
+        else:
+            message.parameters[name].string_param = value
+    return message
+
+
+def _add_input(message: Any, name: str, datatype: str, shape: list[int], raw: bytes) -> None:
+    message.inputs.add(name=name, datatype=datatype, shape=shape)
+    message.raw_input_contents.append(raw)
+
+
+def _bytes_tensor(items: list[bytes]) -> bytes:
+    return b"".join(struct.pack("<I", len(item)) + item for item in items)
+
+
+def from_message(message: Any) -> dict[str, Any]:
+    """The outputs of a ModelStreamInferResponse, each one's single value by name.
+
+    Raises:
+        VlmError: the response is an error of a server too old for statuses in streams.
+    """
+    if message.error_message:
+        raise VlmError("UNKNOWN", message.error_message)
+    response = message.infer_response
+    values: dict[str, Any] = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        values[output.name] = raw[4:].decode() if output.datatype == "BYTES" else int.from_bytes(raw, "little")
+    return values
+
+
+def to_vlm_error(error: grpc.RpcError, address: str) -> VlmError:
+    """A failed call as the product's error; says what to do when there is no server."""
+    code, details = error.code(), str(error.details())
+    if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
+        details = f"no server answers at grpc://{address}; start one with `tvlm serve`, or give its address"
+    return VlmError(code.name, details)

@@ -1,0 +1,124 @@
+"""One request and its answer in the terms of the model `vlm`, shared by the gRPC and the HTTP client."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.types import Answer, ImageInput, StageTiming, Usage, VlmError
+
+MODEL = "vlm"
+OPTIONAL_OUTPUTS = ("finish_reason", "num_input_tokens", "num_output_tokens", "timing")
+
+
+@dataclass(frozen=True)
+class VlmRequest:
+    """A request, ready to be put on the wire; `parameters` are Triton request parameters."""
+
+    stream: bool
+    text: str | None = None
+    messages: str | None = None
+    images: list[bytes] = field(default_factory=list)
+    sampling: str | None = None
+    parameters: Mapping[str, str | int] = field(default_factory=dict)
+    timeout_s: float | None = None
+
+    def switches(self) -> dict[str, bool]:
+        """The BOOL inputs."""
+        return {"stream": self.stream} | {f"return_{name}": True for name in OPTIONAL_OUTPUTS}
+
+    def strings(self) -> dict[str, str]:
+        """The BYTES inputs of one element that hold text."""
+        named = {"text_input": self.text, "messages": self.messages, "sampling_parameters": self.sampling}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def json_body(self) -> dict[str, Any]:
+        """The body of HTTP `generate`: images as base64 strings."""
+        images = [base64.b64encode(image).decode() for image in self.images]
+        return self.strings() | self.switches() | ({"image": images} if images else {}) | dict(self.parameters)
+
+
+def make_request(
+    text: str | None,
+    images: Sequence[ImageInput],
+    *,
+    stream: bool,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    timeout_s: float | None = None,
+    priority_class: str | None = None,
+    ttft_slo_ms: int | None = None,
+    deadline_ms: int | None = None,
+    **sampling: Any,
+) -> VlmRequest:
+    """Gather a call's arguments into a request.
+
+    Raises:
+        VlmError: (INVALID_ARGUMENT) neither or both of text and messages, or an image that can't be read.
+    """
+    if (text is None) == (messages is None):
+        raise VlmError("INVALID_ARGUMENT", "text, messages: give exactly one of the two")
+    asked = {"priority_class": priority_class, "ttft_slo_ms": ttft_slo_ms, "deadline_ms": deadline_ms}
+    return VlmRequest(
+        stream=stream,
+        text=text,
+        messages=None if messages is None else json.dumps(list(messages)),
+        images=[image_bytes(image) for image in images],
+        sampling=json.dumps(sampling) if sampling else None,
+        parameters={name: value for name, value in asked.items() if value is not None},
+        timeout_s=timeout_s,
+    )
+
+
+def image_bytes(image: ImageInput) -> bytes:
+    """The encoded file of an image given as a path, a data: URI, encoded bytes, or a PIL image (sent as PNG).
+
+    Raises:
+        VlmError: (INVALID_ARGUMENT) the file can't be read, or the object is none of these.
+    """
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str) and image.startswith("data:"):
+        return image.encode()
+    if isinstance(image, (str, os.PathLike)):
+        try:
+            with open(image, "rb") as file:
+                return file.read()
+        except OSError as error:
+            reason = error.strerror or error
+            raise VlmError("INVALID_ARGUMENT", f"image {os.fspath(image)}: {reason}") from error
+    if hasattr(image, "save"):
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG")
+        return buffer.getvalue()
+    raise VlmError("INVALID_ARGUMENT", f"image: expected a path, bytes or a PIL image, got {type(image).__name__}")
+
+
+class AnswerBuilder:
+    """Puts the responses of one request together."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._last: dict[str, Any] = {}
+
+    def add(self, outputs: Mapping[str, Any]) -> str:
+        """Take one response (output name to its one value) and return its piece of text."""
+        piece = str(outputs.get("text_output", ""))
+        self._pieces.append(piece)
+        self._last.update({name: outputs[name] for name in OPTIONAL_OUTPUTS if outputs.get(name) not in (None, "")})
+        return piece
+
+    def answer(self) -> Answer:
+        """What has come so far."""
+        stages = json.loads(self._last.get("timing", "{}"))
+        known = StageTiming.__dataclass_fields__
+        return Answer(
+            text="".join(self._pieces),
+            finish_reason=self._last.get("finish_reason"),
+            usage=Usage(self._last.get("num_input_tokens"), self._last.get("num_output_tokens")),
+            timing=StageTiming(**{f"{stage}_ms": ms for stage, ms in stages.items() if f"{stage}_ms" in known}),
+        )

@@ -1,0 +1,1 @@
+"""Running tritonserver on a composed repository: find it, choose ports, start, wait until it answers, stop."""

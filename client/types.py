@@ -1,0 +1,93 @@
+"""What a client gets: answers, streams of text, errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    ImageInput: TypeAlias = str | os.PathLike[str] | bytes | Image
+else:  # Pillow is needed only by those who pass its images
+    ImageInput = object
+
+
+class VlmError(Exception):
+    """A request that failed: `status` as Triton names it (INVALID_ARGUMENT, UNAVAILABLE, ...), `message` one sentence."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request; None where the server did not say. The input counts visual tokens too."""
+
+    num_input_tokens: int | None = None
+    num_output_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class StageTiming:
+    """Milliseconds by stage as the server measured them; None where a stage had no part in the request."""
+
+    queue_ms: float | None = None
+    decode_ms: float | None = None
+    encode_ms: float | None = None
+    prefill_ms: float | None = None
+    first_token_ms: float | None = None
+    total_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer."""
+
+    text: str
+    finish_reason: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    timing: StageTiming = field(default_factory=StageTiming)
+
+
+class TextStream(Iterator[str]):
+    """Pieces of an answer as they come. Closing it before its end cancels the request.
+
+    Iterating raises VlmError when the request fails. `answer` holds what has come so far; after the last piece it is
+    the whole answer with usage and timing.
+    """
+
+    answer: Answer
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the request; does nothing when it has ended."""
+        raise NotImplementedError
+
+
+class AsyncTextStream(AsyncIterator[str]):
+    """As TextStream, for `async for`."""
+
+    answer: Answer
+
+    async def __aenter__(self) -> AsyncTextStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop the request; does nothing when it has ended."""
+        raise NotImplementedError

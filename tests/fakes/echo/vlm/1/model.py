@@ -1,0 +1,73 @@
+"""A fake `vlm` that answers with what it was asked, word by word.
+
+text_input "fail CODE ..." is refused with that Triton error code; "forever" streams until it is cancelled;
+"cancellations" answers how often that happened; everything else is echoed.
+"""
+
+import hashlib
+import json
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.cancellations = 0
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self._answer, args=(request,), daemon=True).start()
+
+    def _answer(self, request):
+        sender = request.get_response_sender()
+        text = _text(request, "text_input") or _text(request, "messages")
+        if text.startswith("fail"):
+            _, code, message = text.split(" ", 2)
+            error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+            sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+        elif text == "forever":
+            while not sender.is_cancelled():
+                sender.send(_response(text_output="again "))
+                time.sleep(0.01)
+            self.cancellations += 1
+            sender.send(flags=FINAL)
+        else:
+            answer = str(self.cancellations) if text == "cancellations" else _echo(request, text)
+            words = answer.split(" ")
+            pieces = [" ".join(words)] if not _flag(request, "stream") else [words[0], *(f" {w}" for w in words[1:])]
+            for piece in pieces[:-1]:
+                sender.send(_response(text_output=piece))
+            timing = json.dumps({"queue": 1.5, "prefill": 2.5, "total": 4.0})
+            last = _response(
+                text_output=pieces[-1], finish_reason="stop", num_input_tokens=7, num_output_tokens=3, timing=timing
+            )
+            sender.send(last, flags=FINAL)
+
+
+def _echo(request, text):
+    images = pb_utils.get_input_tensor_by_name(request, "image")
+    digests = [] if images is None else [hashlib.sha256(image).hexdigest()[:8] for image in images.as_numpy()]
+    return f"{text} images={digests} sampling={_text(request, 'sampling_parameters')} parameters={request.parameters()}"
+
+
+def _text(request, name):
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return "" if tensor is None else tensor.as_numpy()[0].decode()
+
+
+def _flag(request, name):
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return tensor is not None and bool(tensor.as_numpy()[0])
+
+
+def _response(**values):
+    tensors = []
+    for name, value in values.items():
+        array = np.array([value], np.uint32) if isinstance(value, int) else np.array([value.encode()], np.object_)
+        tensors.append(pb_utils.Tensor(name, array))
+    return pb_utils.InferenceResponse(tensors)
