@@ -1,11 +1,11 @@
 """Python client of the Triton model `vlm`, and the `tvlm` command line (client/cli.py).
 
-    from client import VlmClient
+from client import VlmClient
 
-    with VlmClient("grpc://localhost:8001") as vlm:
-        print(vlm.generate("What is in the picture?", images=["cat.jpg"], max_tokens=32).text)
-        for piece in vlm.stream("Tell me a story."):
-            print(piece, end="")
+with VlmClient("grpc://localhost:8001") as vlm:
+    print(vlm.generate("What is in the picture?", images=["cat.jpg"], max_tokens=32).text)
+    for piece in vlm.stream("Tell me a story."):
+        print(piece, end="")
 """
 
 from client.api import AsyncVlmClient, VlmClient

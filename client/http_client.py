@@ -12,8 +12,11 @@ import urllib3
 from client.request import MODEL, AnswerBuilder, VlmRequest
 from client.types import Answer, TextStream, VlmError
 
-# Triton's statuses as its HTTP front end sends them.
-_STATUS = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE"}
+# Triton's statuses as its HTTP front end sends them. 400 is not among them: Triton 24.10 answers with it whatever a
+# model refuses, for any reason; over gRPC the status is kept.
+_STATUS = {404: "NOT_FOUND", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
+# Triton waits for idle connections before it exits, as long as its exit timeout: keep none.
+_HEADERS = {"Connection": "close"}
 _FOREVER_S = 1e9
 
 
@@ -22,7 +25,7 @@ class HttpTransport:
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url
-        self._pool = urllib3.PoolManager(maxsize=64, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=64, retries=False, headers=_HEADERS)
 
     def generate(self, request: VlmRequest) -> Answer:
         """Send the request and wait for its answer."""
@@ -35,7 +38,7 @@ class HttpTransport:
         return _HttpStream(self._post("generate_stream", request), request.timeout_s)
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close the pool."""
         self._pool.clear()
 
     def _post(self, action: str, request: VlmRequest) -> urllib3.BaseHTTPResponse:
@@ -45,11 +48,13 @@ class HttpTransport:
             response = self._pool.request(
                 "POST", url, json=request.json_body(), timeout=timeout, preload_content=action == "generate"
             )
+        except urllib3.exceptions.NewConnectionError as error:
+            hint = f"no server answers at {self._base_url}; start one with `tvlm serve`, or give its address"
+            raise VlmError("UNAVAILABLE", hint) from error
         except urllib3.exceptions.TimeoutError as error:
             raise _late(request.timeout_s) from error
         except urllib3.exceptions.HTTPError as error:
-            hint = f"no server answers at {self._base_url}; start one with `tvlm serve`, or give its address"
-            raise VlmError("UNAVAILABLE", hint) from error
+            raise _cut_off() from error
         if response.status != 200:
             raise _refusal(response.status, response.data)
         return response
@@ -77,7 +82,7 @@ class _HttpStream(TextStream):
             self.close()
             raise _late(self._timeout_s) from error
         except urllib3.exceptions.HTTPError as error:
-            raise VlmError("UNAVAILABLE", "the server closed the connection before the answer's end") from error
+            raise _cut_off() from error
 
     def close(self) -> None:
         # The server sees a client that went away when it writes its next piece.
@@ -102,11 +107,15 @@ def _checked(body: Any) -> dict[str, Any]:
 
 def _refusal(status: int, body: bytes) -> VlmError:
     try:
-        message = json.loads(body)["error"]
+        message = json.loads(body.removeprefix(b"data:"))["error"]
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace").strip() or "the server gave no reason"
-    return VlmError(_STATUS.get(status, f"HTTP_{status}"), message)
+    return VlmError(_STATUS.get(status, "UNKNOWN"), message)
 
 
 def _late(timeout_s: float | None) -> VlmError:
     return VlmError("DEADLINE_EXCEEDED", f"no answer within timeout_s = {timeout_s}")
+
+
+def _cut_off() -> VlmError:
+    return VlmError("UNAVAILABLE", "the server closed the connection before the answer's end")

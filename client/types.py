@@ -16,7 +16,7 @@ else:  # Pillow is needed only by those who pass its images
 
 
 class VlmError(Exception):
-    """A request that failed: `status` as Triton names it (INVALID_ARGUMENT, UNAVAILABLE, ...), `message` one sentence."""
+    """A request that failed: `status` as gRPC names it (INVALID_ARGUMENT, UNAVAILABLE, ...), `message` one sentence."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(f"{status}: {message}")

@@ -49,7 +49,9 @@ def _next_free(host: str, first: int, taken: set[int]) -> int:
     for port in range(first, 65536):
         if port not in taken and _is_free(host, port):
             return port
-    raise ServeError(f"no free port from {first} up; give the ports yourself (--http-port, --grpc-port, --metrics-port)")
+    raise ServeError(
+        f"no free port from {first} up; give the ports yourself (--http-port, --grpc-port, --metrics-port)"
+    )
 
 
 def _is_free(host: str, port: int) -> bool:

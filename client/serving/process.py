@@ -16,8 +16,9 @@ from client.serving.errors import ServeError
 from client.serving.ports import Ports
 from client.serving.runtime import Runtime
 
-_DRAIN_S = 10  # for running requests, when told to stop
+_DRAIN_S = 10  # for running requests and idle HTTP connections, when told to stop
 _KILL_AFTER_S = _DRAIN_S + 10
+_STUBS_LEAVE_S = 3  # a stub sees within a second that tritonserver is gone, and removes its shared memory
 _LOAD_FAILURE = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 _ERROR_LINE = re.compile(r"^(?:E\d{4} .*?\] |error: )(.*)")
 
@@ -57,7 +58,7 @@ class TritonProcess:
         """The exit status, None while it runs."""
         return self._process.poll()
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for its end; whether it came in time."""
         try:
             self._process.wait(timeout_s)
@@ -66,17 +67,29 @@ class TritonProcess:
         return True
 
     def stop(self) -> None:
-        """Drain and end it, at the latest after the grace time, together with every process that it started."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            self.wait(_KILL_AFTER_S)
-        self.kill_group()
+        """Drain and end it, at the latest after the grace time, together with every process that it started.
 
-    def kill_group(self) -> None:
-        """End at once what is left of it: the stubs share its process group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        A second Ctrl-C while it drains ends it at once.
+        """
+        try:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+                self.wait(_KILL_AFTER_S)
+                deadline = time.monotonic() + _STUBS_LEAVE_S
+                while self._group_lives() and wait_until(deadline):
+                    pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _group_lives(self) -> bool:
+        """Whether a process that it started is left: the stubs and their workers share its process group."""
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def failure(self) -> ServeError:
         """Why it ended by itself, as far as the log tells."""
@@ -84,7 +97,7 @@ class TritonProcess:
         loads = [f"model {name} did not load: {reason}" for name, reason in _LOAD_FAILURE.findall(text)]
         errors = [match[1] for line in text.splitlines() if (match := _ERROR_LINE.match(line))]
         reason = (loads or errors[-1:] or [f"it ended with status {self._process.returncode} and no error"])[0]
-        return ServeError(f"tritonserver did not start: {reason.strip()} (its log: {self.log})")
+        return ServeError(f"tritonserver ended by itself: {reason.strip()} (its log: {self.log})")
 
 
 def wait_until(deadline: float, pause_s: float = 0.05) -> bool:

@@ -63,8 +63,9 @@ def _backend_directory(wheel: Path, scratch: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for source in (*(wheel / "backends" / "python").glob("*.*"), stub):
         link = folder / source.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(source)
+        if not link.exists() or not link.samefile(source):
+            link.unlink(missing_ok=True)
+            link.symlink_to(source)
     return backends
 
 

@@ -1,0 +1,178 @@
+"""The `tvlm` command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from client.serving.errors import ServeError
+from client.types import VlmError
+from python_backends.deployment import DeploymentError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Serve vision-language models on NVIDIA Triton, every stage on its own.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console(highlight=False, soft_wrap=True)
+
+DeploymentFile = Annotated[Path, typer.Option("--deployment", "-d", help="Deployment file (YAML).")]
+OutputFolder = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Folder for the composed repository.", show_default="build/NAME"),
+]
+HttpPort = Annotated[int | None, typer.Option(min=1, max=65535, show_default="8000 or the next free")]
+GrpcPort = Annotated[int | None, typer.Option(min=1, max=65535, show_default="8001 or the next free")]
+MetricsPort = Annotated[int | None, typer.Option(min=1, max=65535, show_default="8002 or the next free")]
+
+
+@app.command()
+def build(deployment: DeploymentFile, output: OutputFolder = None) -> None:
+    """Make the artifacts and compose the Triton model repository of a deployment.
+
+    \b
+    Examples:
+      tvlm build --deployment deployments/demo-cpu.yaml
+      tvlm build --deployment deployments/demo-cpu.yaml --output /srv/demo
+      tritonserver --model-repository /srv/demo/model_repository
+    """
+    from client.serving.compose import compose  # noqa: PLC0415  (imports are most of a command's start)
+
+    folder = output or default_output(deployment)
+    compose(deployment, folder, out, force=True)
+    out.print(f"Composed {folder / 'model_repository'}")
+
+
+@app.command()
+def serve(
+    *,
+    deployment: DeploymentFile,
+    output: OutputFolder = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+) -> None:
+    """Serve a deployment until Ctrl-C or SIGTERM; composes it first when needed.
+
+    \b
+    Examples:
+      tvlm serve --deployment deployments/demo-cpu.yaml
+      tvlm serve --deployment deployments/demo-cpu.yaml --host 127.0.0.1 --http-port 9000
+    """
+    from client.serving.compose import open_server  # noqa: PLC0415
+
+    ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+    end_on_signals()
+    with open_server(deployment, output or default_output(deployment), out, host=host, **ports) as server:
+        for name, url in asdict(server.endpoints).items():
+            out.print(f"  {name:8} {url}")
+        out.print(f"  {'log':8} {server.log}")
+        out.print("Ready. Ctrl-C stops it.")
+        try:
+            server.run()
+        except KeyboardInterrupt:
+            out.print("Stopping: running requests get 10 s to finish.")
+
+
+@app.command()
+def demo(
+    *,
+    deployment: DeploymentFile = Path("deployments/demo-cpu.yaml"),
+    output: OutputFolder = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Serve a deployment, ask it five questions, print answers and times by stage, stop.
+
+    \b
+    Examples:
+      tvlm demo
+      tvlm demo --deployment deployments/demo-cpu.yaml
+    """
+    from client.demo import run_demo  # noqa: PLC0415
+    from client.serving.compose import open_server  # noqa: PLC0415
+
+    ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+    end_on_signals()
+    with open_server(deployment, output or default_output(deployment), out, host="127.0.0.1", **ports) as server:
+        run_demo(server.endpoints.grpc, out)
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    *,
+    image: Annotated[
+        list[Path] | None, typer.Option("--image", "-i", help="A picture; repeat for more, order is kept.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="grpc://host:port or http://host:port.")] = "grpc://localhost:8001",
+    stream: Annotated[bool, typer.Option("--stream", help="Print the answer as it comes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print answer, tokens and times as JSON.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 for the likeliest answer.")] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeat for more.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Give up after so many seconds.")] = None,
+) -> None:
+    """Ask a running server.
+
+    \b
+    Examples:
+      tvlm ask "What is the capital of France?"
+      tvlm ask "What is in the picture?" --image cat.jpg
+      tvlm ask "Which animal is in the second picture?" --image cat.jpg --image dog.png
+      tvlm ask "Tell me a story." --stream --max-tokens 200 --url http://localhost:8000
+    """
+    from client.api import VlmClient  # noqa: PLC0415
+
+    asked = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop or None,
+    }
+    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    with VlmClient(url) as vlm:
+        if stream and not as_json:
+            for piece in vlm.stream(question, image or (), timeout_s=timeout_s, **options):
+                print(piece, end="", flush=True)
+            print()
+            return
+        answer = vlm.generate(question, image or (), timeout_s=timeout_s, **options)
+    print(json.dumps(asdict(answer)) if as_json else answer.text)
+
+
+def default_output(deployment: Path) -> Path:
+    """Where a deployment is composed when nothing else is said: build/NAME in the working directory."""
+    return Path("build") / deployment.stem
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and a closed terminal end a command as Ctrl-C does, so that it stops its server."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+
+def main() -> None:
+    """Run `tvlm`; what goes wrong is one line on standard error and exit status 1."""
+    try:
+        app(prog_name="tvlm")
+    except (ServeError, VlmError, DeploymentError, OSError) as error:
+        print(f"tvlm: error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,53 @@
+"""From a deployment file to a server: composes what is missing or stale, then starts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from client.serving.errors import ServeError
+from client.serving.ports import choose_ports
+from client.serving.server import Server
+from python_backends.deployment import load_deployment
+
+
+def open_server(
+    deployment: Path,
+    output: Path,
+    console: Console,
+    *,
+    host: str,
+    http: int | None = None,
+    grpc: int | None = None,
+    metrics: int | None = None,
+) -> Server:
+    """A server of a deployment, composed; it starts when the `with` block is entered.
+
+    Raises:
+        DeploymentError: the deployment file is at fault.
+        ServeError: a port is in use, or the deployment can't be built.
+    """
+    limits = load_deployment(deployment).limits
+    ports = choose_ports(host, http, grpc, metrics)  # before the build, which takes longer
+    compose(deployment, output, console, force=False)
+    return Server(output, ports, host, images=limits.images_per_request > 0)
+
+
+def compose(deployment: Path, output: Path, console: Console, *, force: bool) -> None:
+    """Build a deployment into a folder, showing progress; does nothing when it is up to date and not `force`d.
+
+    Raises:
+        DeploymentError: the deployment file is at fault.
+        ServeError: it can't be built.
+    """
+    load_deployment(deployment)
+    from build_engines import build, is_stale  # noqa: PLC0415  (the engine libraries are slow to import)
+
+    if not force and not is_stale(deployment, output):
+        return
+    with console.status(f"Building {output}") as status:
+        try:
+            build(deployment, output, progress=lambda step: status.update(f"Building {output}: {step}"))
+        except ValueError as error:
+            raise ServeError(f"build of {deployment} failed: {error}") from error

@@ -1,0 +1,47 @@
+"""Servers that tests share: each is started once a session, by the product's own serving code."""
+
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from client.serving.compose import compose
+from client.serving.ports import Ports
+from client.serving.server import Endpoints, Server
+
+ROOT = Path(__file__).parents[1]
+
+
+def free_ports() -> Ports:
+    probes = [socket.socket() for _ in range(3)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return Ports(*ports)
+
+
+def echo_output(folder: Path) -> Path:
+    """A folder that looks composed; its only model is the fake `vlm` of tests/fakes/echo."""
+    shutil.copytree(ROOT / "tests" / "fakes" / "echo", folder / "model_repository")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    """A tritonserver whose `vlm` is the echo fake."""
+    with Server(echo_output(tmp_path_factory.mktemp("echo")), free_ports()) as server:
+        yield server.endpoints
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[Endpoints]:
+    """The demo deployment, real in every part, composed under build/ and kept there between sessions."""
+    output = ROOT / "build" / "test-demo"
+    compose(ROOT / "deployments" / "demo-cpu.yaml", output, Console(stderr=True), force=False)
+    with Server(output, free_ports()) as server:
+        yield server.endpoints

@@ -1,0 +1,163 @@
+"""The client library against a real tritonserver whose model `vlm` echoes."""
+
+import asyncio
+import hashlib
+import io
+import time
+
+import pytest
+from PIL import Image
+
+from client import AsyncVlmClient, VlmClient, VlmError
+from client.serving.server import Endpoints
+
+
+@pytest.fixture(params=["grpc", "http"])
+def vlm(request: pytest.FixtureRequest, echo_server: Endpoints):
+    with VlmClient(getattr(echo_server, request.param)) as client:
+        yield client
+
+
+def cancellations(vlm: VlmClient) -> int:
+    return int(vlm.generate("cancellations").text)
+
+
+def await_cancellations(vlm: VlmClient, wanted: int) -> None:
+    deadline = time.monotonic() + 10
+    while cancellations(vlm) < wanted:
+        assert time.monotonic() < deadline, "the server never saw the cancellation"
+        time.sleep(0.02)
+
+
+def digest(image: bytes) -> str:
+    return hashlib.sha256(image).hexdigest()[:8]
+
+
+def test_generate_returns_text_usage_and_timing(vlm):
+    answer = vlm.generate("Hello there")
+    assert answer.text.startswith("Hello there images=[]")
+    assert answer.finish_reason == "stop"
+    assert (answer.usage.num_input_tokens, answer.usage.num_output_tokens) == (7, 3)
+    assert (answer.timing.queue_ms, answer.timing.decode_ms, answer.timing.total_ms) == (1.5, None, 4.0)
+
+
+def test_stream_yields_pieces_and_then_the_same_answer(vlm):
+    with vlm.stream("one two three") as pieces:
+        got = list(pieces)
+    assert got[:3] == ["one", " two", " three"]
+    assert pieces.answer == vlm.generate("one two three")
+
+
+def test_text_in_other_scripts_survives(vlm):
+    assert vlm.generate("Was ist das? 这是什么 🙂").text.startswith("Was ist das? 这是什么 🙂 ")
+
+
+def test_sampling_and_scheduling_options_arrive(vlm):
+    text = vlm.generate("Hi", max_tokens=5, stop=["."], priority_class="batch", deadline_ms=900).text
+    assert 'sampling={"max_tokens": 5, "stop": ["."]}' in text
+    assert '"priority_class":"batch"' in text
+    assert '"deadline_ms":900' in text
+
+
+def test_messages_are_sent_as_json(vlm):
+    assert vlm.generate(messages=[{"role": "user", "content": "Hi"}]).text.startswith('[{"role": "user"')
+
+
+def test_images_keep_their_order_over_grpc(echo_server, tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"first")
+    picture = Image.new("RGB", (4, 4), "red")
+    with VlmClient(echo_server.grpc) as vlm:
+        text = vlm.generate("Look", images=[path, b"second", str(path), picture]).text
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    wanted = [digest(b"first"), digest(b"second"), digest(b"first"), digest(buffer.getvalue())]
+    assert f"images={wanted}" in text
+
+
+def test_images_go_over_http_as_base64(echo_server):
+    with VlmClient(echo_server.http) as vlm:
+        assert (
+            f"images={[digest(b'Zmlyc3Q='), digest(b'c2Vjb25k')]}" in vlm.generate("Look", [b"first", b"second"]).text
+        )
+
+
+def test_a_missing_image_file_is_named(vlm):
+    with pytest.raises(VlmError, match=r"image /no/such\.png: No such file"):
+        vlm.generate("Look", images=["/no/such.png"])
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("INVALID_ARG", "INVALID_ARGUMENT"), ("UNAVAILABLE", "UNAVAILABLE"), ("NOT_FOUND", "NOT_FOUND")],
+)
+def test_refusals_keep_status_and_message_over_grpc(echo_server, code, status):
+    with VlmClient(echo_server.grpc) as vlm:
+        for ask in (vlm.generate, lambda text: list(vlm.stream(text))):
+            with pytest.raises(VlmError) as caught:
+                ask(f"fail {code} image 2: 3 MB is over the limit")
+            assert (caught.value.status, caught.value.message) == (status, "image 2: 3 MB is over the limit")
+
+
+def test_refusals_keep_their_message_over_http(echo_server):
+    with VlmClient(echo_server.http) as vlm:
+        for ask in (vlm.generate, lambda text: list(vlm.stream(text))):
+            with pytest.raises(VlmError) as caught:
+                ask("fail INVALID_ARG image 2: 3 MB is over the limit")
+            assert caught.value.message == "image 2: 3 MB is over the limit"
+
+
+def test_closing_a_stream_cancels_the_request(vlm):
+    before = cancellations(vlm)
+    with vlm.stream("forever") as pieces:
+        assert next(pieces) == "again "
+    await_cancellations(vlm, before + 1)
+
+
+def test_a_dropped_stream_cancels_the_request(vlm):
+    before = cancellations(vlm)
+    next(vlm.stream("forever"))
+    await_cancellations(vlm, before + 1)
+
+
+def test_a_deadline_ends_and_cancels_the_request(vlm):
+    before = cancellations(vlm)
+    with pytest.raises(VlmError) as caught:
+        list(vlm.stream("forever", timeout_s=0.3))
+    assert caught.value.status == "DEADLINE_EXCEEDED"
+    await_cancellations(vlm, before + 1)
+
+
+@pytest.mark.parametrize("url", ["grpc://127.0.0.1:9", "http://127.0.0.1:9"])
+def test_no_server_says_what_to_do(url):
+    with VlmClient(url) as vlm, pytest.raises(VlmError, match="tvlm serve") as caught:
+        vlm.generate("Hi")
+    assert caught.value.status == "UNAVAILABLE"
+
+
+def test_a_url_without_scheme_is_refused():
+    with pytest.raises(VlmError, match="expected grpc://host:port"):
+        VlmClient("localhost:8001")
+
+
+def test_async_client_answers_streams_and_cancels(echo_server):
+    async def talk() -> None:
+        async with AsyncVlmClient(echo_server.grpc) as vlm:
+            answers = await asyncio.gather(*(vlm.generate(f"q{n}") for n in range(8)))
+            assert [answer.text.split()[0] for answer in answers] == [f"q{n}" for n in range(8)]
+            async with vlm.stream("one two") as pieces:
+                assert [piece async for piece in pieces][:2] == ["one", " two"]
+            assert pieces.answer.finish_reason == "stop"
+            before = int((await vlm.generate("cancellations")).text)
+            async with vlm.stream("forever") as pieces:
+                assert await anext(pieces) == "again "
+            while int((await vlm.generate("cancellations")).text) <= before:
+                await asyncio.sleep(0.02)
+            with pytest.raises(VlmError) as caught:
+                await vlm.generate("fail UNAVAILABLE full")
+            assert caught.value.status == "UNAVAILABLE"
+            with pytest.raises(VlmError) as caught:
+                await vlm.generate("forever", timeout_s=0.2)
+            assert caught.value.status == "DEADLINE_EXCEEDED"
+
+    asyncio.run(asyncio.wait_for(talk(), 30))
