@@ -62,6 +62,7 @@ def serve(
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    grace_s: Annotated[int, typer.Option(min=0, help="Seconds for running requests when told to stop.")] = 10,
 ) -> None:
     """Serve a deployment until Ctrl-C or SIGTERM; composes it first when needed.
 
@@ -74,7 +75,8 @@ def serve(
 
     ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     end_on_signals()
-    with open_server(deployment, output or default_output(deployment), out, host=host, **ports) as server:
+    folder = output or default_output(deployment)
+    with open_server(deployment, folder, out, host=host, grace_s=grace_s, **ports) as server:
         for name, url in asdict(server.endpoints).items():
             out.print(f"  {name:8} {url}")
         out.print(f"  {'log':8} {server.log}")
@@ -82,7 +84,7 @@ def serve(
         try:
             server.run()
         except KeyboardInterrupt:
-            out.print("Stopping: running requests get 10 s to finish.")
+            out.print(f"Stopping: running requests get {grace_s} s to finish.")
 
 
 @app.command()

@@ -1,17 +1,24 @@
 """`tvlm` as its users run it: errors in one line, a clean end, no process left behind."""
 
+import contextlib
+import importlib.util
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+import build_engines
 from client import VlmClient
+from client.cli import main
+from client.serving.ports import choose_ports
 from tests.conftest import ROOT, echo_output, free_ports
 
 DEPLOYMENT = ROOT / "deployments" / "demo-cpu.yaml"
@@ -19,17 +26,34 @@ FAKE_TVLM = ROOT / "tests" / "fakes" / "tvlm_prebuilt.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
 
-def tvlm(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FAKE_TVLM), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT, cwd=cwd)
+@dataclass
+class Result:
+    status: int
+    stdout: str
+    stderr: str
+
+    def error_line(self) -> str:
+        """The one line of a refusal."""
+        assert self.status == 1, self
+        lines = self.stderr.strip().splitlines()
+        assert len(lines) == 1, self.stderr
+        return lines[0]
 
 
-def error_line(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a refusal."""
-    assert result.returncode == 1, result
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    return lines[0]
+@pytest.fixture
+def tvlm(monkeypatch, capsys):
+    """Runs `tvlm` with arguments in this process; every folder counts as composed."""
+    monkeypatch.setattr(build_engines, "is_stale", lambda *_: False, raising=False)
+    monkeypatch.setattr(build_engines, "build", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["tvlm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_status:
+            main()
+        return Result(int(exit_status.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 class ServedByTvlm:
@@ -39,6 +63,7 @@ class ServedByTvlm:
         self.ports = free_ports()
         asked = [f"--{name}-port={port}" for name, port in vars(self.ports).items()]
         command = [sys.executable, FAKE_TVLM, "serve", "-d", DEPLOYMENT, "-o", output, "--host", "127.0.0.1", *asked]
+        command.append("--grace-s=3")
         self.process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self.printed: list[str] = []
         assert self.process.stdout is not None
@@ -56,23 +81,19 @@ class ServedByTvlm:
 def served(tmp_path):
     server = ServedByTvlm(echo_output(tmp_path / "out"))
     yield server
-    server.process.kill()
-    server.process.wait()
+    server.process.terminate()
+    server.process.wait(30)
     for process in server.family:
         if process.is_running():
             process.kill()
 
 
-def test_serve_prints_endpoints_that_answer(served):
-    printed = "".join(served.printed)
-    url = re.search(r"grpc://127\.0\.0\.1:\d+", printed)
-    assert url is not None, printed
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_serve_answers_where_it_says_until_a_signal_ends_it_with_all_its_processes(served, number):
+    url = re.search(r"grpc://127\.0\.0\.1:\d+", "".join(served.printed))
+    assert url is not None, served.printed
     with VlmClient(url[0]) as vlm:
         assert vlm.generate("Hi").text.startswith("Hi")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_ends_serve_cleanly_with_all_its_processes(served, number):
     assert {"tritonserver", "triton_python_b"} <= served.names()
     served.process.send_signal(number)
     assert served.process.wait(30) == 0
@@ -93,74 +114,95 @@ def test_serve_reports_a_tritonserver_that_ends_by_itself(served):
     assert alive == []
 
 
-def test_an_idle_http_connection_does_not_leave_processes_behind(served):
+def test_an_idle_http_connection_leaves_neither_processes_nor_shared_memory_behind(served):
     with socket.create_connection(("127.0.0.1", served.ports.http)):
         served.process.terminate()
         assert served.process.wait(40) == 0
     _, alive = psutil.wait_procs(served.family, timeout=10)
     assert alive == []
+    assert list(Path("/dev/shm").glob(f"tvlm_{served.process.pid}_*")) == []
 
 
-def test_a_missing_deployment_file_is_one_line():
-    assert "deployment file /no/such.yaml: No such file" in error_line(tvlm("serve", "-d", "/no/such.yaml"))
+def test_a_missing_deployment_file_is_one_line(tvlm):
+    line = tvlm("serve", "-d", "/no/such.yaml").error_line()
+    assert "deployment file /no/such.yaml: No such file" in line
 
 
-def test_an_unknown_key_is_one_line_with_the_nearest_key(tmp_path):
+def test_an_unknown_key_is_one_line_with_the_nearest_key(tvlm, tmp_path):
     file = tmp_path / "bad.yaml"
     file.write_text("checkpoint: x\nlimit: {}\n")
-    assert "unknown key 'limit' (did you mean 'limits'?)" in error_line(tvlm("serve", "-d", file))
+    assert "unknown key 'limit' (did you mean 'limits'?)" in tvlm("serve", "-d", file).error_line()
 
 
-def test_a_port_in_use_is_one_line_that_says_what_to_do():
+def test_a_port_in_use_is_one_line_that_says_what_to_do(tvlm):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = busy.getsockname()[1]
-        line = error_line(tvlm("serve", "-d", DEPLOYMENT, "--host", "127.0.0.1", "--grpc-port", port))
+        line = tvlm("serve", "-d", DEPLOYMENT, "--host", "127.0.0.1", "--grpc-port", port).error_line()
     assert f"port {port} is in use" in line
     assert "--grpc-port" in line
 
 
-def test_a_folder_that_is_not_composed_is_one_line(tmp_path):
-    line = error_line(tvlm("serve", "-d", DEPLOYMENT, "-o", tmp_path))
+def test_ports_left_out_step_over_those_in_use():
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # another server has it: busy all the same
+            busy.bind(("127.0.0.1", 8000))
+            busy.listen()
+        ports = choose_ports("127.0.0.1")
+    assert ports.http != 8000
+    assert len({ports.http, ports.grpc, ports.metrics}) == 3
+
+
+def test_a_folder_that_is_not_composed_is_one_line(tvlm, tmp_path):
+    line = tvlm("serve", "-d", DEPLOYMENT, "-o", tmp_path).error_line()
     assert "holds no model_repository; compose it with `tvlm build`" in line
 
 
-def test_a_model_that_does_not_load_is_named_with_its_reason(tmp_path):
+def test_no_tritonserver_is_one_line_that_says_how_to_get_one(tvlm, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    line = tvlm("serve", "-d", DEPLOYMENT, "-o", echo_output(tmp_path / "out"), "--host", "127.0.0.1").error_line()
+    assert "no tritonserver found" in line
+    assert "pip install" in line
+
+
+def test_a_model_that_does_not_load_is_named_with_its_reason(tvlm, tmp_path):
     output = echo_output(tmp_path / "out")
     model = output / "model_repository" / "vlm" / "1" / "model.py"
     model.write_text(model.read_text().replace("self.cancellations = 0", "raise ValueError('no engine in artifacts')"))
-    line = error_line(tvlm("serve", "-d", DEPLOYMENT, "-o", output, "--host", "127.0.0.1"))
+    line = tvlm("serve", "-d", DEPLOYMENT, "-o", output, "--host", "127.0.0.1").error_line()
     assert "model vlm did not load" in line
     assert "no engine in artifacts" in line
 
 
-def test_default_output_is_build_and_the_deployments_name(tmp_path):
-    line = error_line(tvlm("serve", "-d", DEPLOYMENT, cwd=tmp_path))
-    assert "build/demo-cpu holds no model_repository" in line
+def test_default_output_is_build_and_the_deployments_name(tvlm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "build/demo-cpu holds no model_repository" in tvlm("serve", "-d", DEPLOYMENT).error_line()
 
 
-def test_ask_prints_the_answer_and_keeps_the_order_of_images(echo_server, tmp_path):
+def test_ask_prints_the_answer_and_keeps_the_order_of_images(tvlm, echo_server, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(name.encode())
-    asked = tvlm("ask", "Look", "--url", echo_server.grpc, "--image", "b", "--image", "a", cwd=tmp_path)
-    assert asked.returncode == 0, asked.stderr
+    asked = tvlm("ask", "Look", "--url", echo_server.grpc, "--image", tmp_path / "b", "--image", tmp_path / "a")
+    assert asked.status == 0, asked
     assert asked.stdout.startswith("Look images=['3e23e816', 'ca978112']")
 
 
-def test_ask_streams_and_prints_json(echo_server):
+def test_ask_streams_and_prints_json(tvlm, echo_server):
     streamed = tvlm("ask", "one two", "--stream", "--url", echo_server.http, "--max-tokens", 5)
     assert streamed.stdout.startswith('one two images=[] sampling={"max_tokens": 5}')
-    assert '"finish_reason": "stop"' in tvlm("ask", "one", "--json", "--url", echo_server.grpc).stdout
+    assert json.loads(tvlm("ask", "one", "--json", "--url", echo_server.grpc).stdout)["finish_reason"] == "stop"
 
 
-def test_ask_without_a_server_is_one_line():
-    assert "no server answers at grpc://127.0.0.1:9" in error_line(tvlm("ask", "Hi", "--url", "grpc://127.0.0.1:9"))
+def test_ask_without_a_server_is_one_line(tvlm):
+    assert "no server answers at grpc://127.0.0.1:9" in tvlm("ask", "Hi", "--url", "grpc://127.0.0.1:9").error_line()
 
 
 @pytest.mark.parametrize("command", ["build", "serve", "demo", "ask"])
-def test_help_shows_examples(command):
+def test_help_shows_examples(tvlm, command):
     helped = tvlm(command, "--help")
-    assert helped.returncode == 0
+    assert helped.status == 0
     assert "Examples:" in helped.stdout
     assert f"tvlm {command}" in helped.stdout

@@ -21,6 +21,7 @@ def open_server(
     http: int | None = None,
     grpc: int | None = None,
     metrics: int | None = None,
+    grace_s: int = 10,
 ) -> Server:
     """A server of a deployment, composed; it starts when the `with` block is entered.
 
@@ -31,7 +32,7 @@ def open_server(
     limits = load_deployment(deployment).limits
     ports = choose_ports(host, http, grpc, metrics)  # before the build, which takes longer
     compose(deployment, output, console, force=False)
-    return Server(output, ports, host, images=limits.images_per_request > 0)
+    return Server(output, ports, host, images=limits.images_per_request > 0, grace_s=grace_s)
 
 
 def compose(deployment: Path, output: Path, console: Console, *, force: bool) -> None:

@@ -16,8 +16,7 @@ from client.serving.errors import ServeError
 from client.serving.ports import Ports
 from client.serving.runtime import Runtime
 
-_DRAIN_S = 10  # for running requests and idle HTTP connections, when told to stop
-_KILL_AFTER_S = _DRAIN_S + 10
+_KILL_AFTER_GRACE_S = 10
 _STUBS_LEAVE_S = 3  # a stub sees within a second that tritonserver is gone, and removes its shared memory
 _LOAD_FAILURE = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 _ERROR_LINE = re.compile(r"^(?:E\d{4} .*?\] |error: )(.*)")
@@ -29,8 +28,14 @@ class TritonProcess:
     Start it from a thread that lives as long as it is to run: the kernel ends it with that thread.
     """
 
-    def __init__(self, runtime: Runtime, repository: Path, ports: Ports, host: str, log: Path) -> None:
+    def __init__(
+        self, runtime: Runtime, repository: Path, ports: Ports, host: str, log: Path, *, grace_s: int = 10
+    ) -> None:
+        """Start it; `grace_s` is for running requests, and idle HTTP connections, when it is told to stop."""
         self.log = log
+        self._grace_s = grace_s
+        # A name of our own, so that what a tritonserver leaves behind can be told from what another one uses.
+        self._shared_memory = f"tvlm_{os.getpid()}_{ports.http}_"
         command = [
             str(runtime.binary),
             f"--model-repository={repository}",
@@ -40,7 +45,8 @@ class TritonProcess:
             f"--grpc-port={ports.grpc}",
             f"--metrics-address={host}",
             f"--metrics-port={ports.metrics}",
-            f"--exit-timeout-secs={_DRAIN_S}",
+            f"--exit-timeout-secs={grace_s}",
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
         ]
         if runtime.backends is not None:
             command.append(f"--backend-directory={runtime.backends}")
@@ -74,7 +80,7 @@ class TritonProcess:
         try:
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGTERM)
-                self.wait(_KILL_AFTER_S)
+                self.wait(self._grace_s + _KILL_AFTER_GRACE_S)
                 deadline = time.monotonic() + _STUBS_LEAVE_S
                 while self._group_lives() and wait_until(deadline):
                     pass
@@ -82,6 +88,8 @@ class TritonProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            for region in Path("/dev/shm").glob(f"{self._shared_memory}*"):
+                region.unlink(missing_ok=True)
 
     def _group_lives(self) -> bool:
         """Whether a process that it started is left: the stubs and their workers share its process group."""

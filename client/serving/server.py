@@ -34,8 +34,10 @@ class Endpoints:
 class Server:
     """A tritonserver on a composed output folder. A context manager: ready inside, gone after it."""
 
-    def __init__(self, output: Path, ports: Ports, host: str = "127.0.0.1", *, images: bool = True) -> None:
-        """Describe the server; `images` False leaves out the warm-up with a picture.
+    def __init__(
+        self, output: Path, ports: Ports, host: str = "127.0.0.1", *, images: bool = True, grace_s: int = 10
+    ) -> None:
+        """Describe the server: `images` False leaves out the warm-up with a picture, `grace_s` bounds its draining.
 
         Raises:
             ServeError: the folder holds no composed repository.
@@ -47,6 +49,7 @@ class Server:
         self._ports = ports
         self._host = host
         self._images = images
+        self._grace_s = grace_s
         self._process: TritonProcess | None = None
         reachable = "localhost" if host in ("0.0.0.0", "::") else host
         self.endpoints = Endpoints(
@@ -57,8 +60,9 @@ class Server:
         self.log = output / f"tritonserver-{ports.http}.log"
 
     def __enter__(self) -> Server:
+        runtime = find_runtime(self._output / "runtime")
         self._process = TritonProcess(
-            find_runtime(self._output / "runtime"), self._repository, self._ports, self._host, self.log
+            runtime, self._repository, self._ports, self._host, self.log, grace_s=self._grace_s
         )
         try:
             self._await_models(self._process)
