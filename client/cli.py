@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from client.serving.errors import ServeError
+from client.serving.ports import choose_ports
 from client.types import VlmError
 from python_backends.deployment import DeploymentError
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     help="Serve vision-language models on NVIDIA Triton, every stage on its own.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False)
 
 DeploymentFile = Annotated[Path, typer.Option("--deployment", "-d", help="Deployment file (YAML).")]
 OutputFolder = Annotated[
@@ -48,9 +49,7 @@ def build(deployment: DeploymentFile, output: OutputFolder = None) -> None:
     """
     from client.serving.compose import compose  # noqa: PLC0415  (imports are most of a command's start)
 
-    folder = output or default_output(deployment)
-    compose(deployment, folder, out, force=True)
-    out.print(f"Composed {folder / 'model_repository'}")
+    compose(deployment, output or default_output(deployment), out, force=True)
 
 
 @app.command()
@@ -73,13 +72,11 @@ def serve(
     """
     from client.serving.compose import open_server  # noqa: PLC0415
 
-    ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     end_on_signals()
-    folder = output or default_output(deployment)
-    with open_server(deployment, folder, out, host=host, grace_s=grace_s, **ports) as server:
-        for name, url in asdict(server.endpoints).items():
-            out.print(f"  {name:8} {url}")
-        out.print(f"  {'log':8} {server.log}")
+    ports = choose_ports(host, http_port, grpc_port, metrics_port)  # before a build, which takes longer
+    with open_server(deployment, output or default_output(deployment), out, ports, host, grace_s=grace_s) as server:
+        for name, url in (*asdict(server.endpoints).items(), ("log", server.log)):
+            out.print(f"  {name:8} {url}", soft_wrap=True)
         out.print("Ready. Ctrl-C stops it.")
         try:
             server.run()
@@ -106,9 +103,9 @@ def demo(
     from client.demo import run_demo  # noqa: PLC0415
     from client.serving.compose import open_server  # noqa: PLC0415
 
-    ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     end_on_signals()
-    with open_server(deployment, output or default_output(deployment), out, host="127.0.0.1", **ports) as server:
+    ports = choose_ports("127.0.0.1", http_port, grpc_port, metrics_port)
+    with open_server(deployment, output or default_output(deployment), out, ports) as server:
         run_demo(server.endpoints.grpc, out)
 
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PIL.Image import Image
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from client.api import VlmClient
 from client.types import Answer, StageTiming
@@ -31,42 +33,45 @@ QUESTIONS = (
     Question("What is in the picture?", ["red circle"]),
     Question("What is in the second picture?", ["red circle", "blue square"]),
     Question("What is in the picture?", ["red circle"]),  # again: its visual tokens may be cached
-    Question("Name three things that one can see in a kitchen.", stream=True, max_tokens=64),
+    Question("Name three things that one can see in a kitchen.", stream=True, max_tokens=32),
 )
 
 
 def run_demo(url: str, console: Console) -> None:
     """Ask the five questions of the server at `url` and print a table of answers and times (VlmError)."""
-    table = Table(title="Times in milliseconds, as the server measured them")
-    table.add_column("Question", ratio=3)
-    table.add_column("Pictures", ratio=1)
-    table.add_column("Answer", ratio=4)
+    table = Table(title="Milliseconds by stage, as the server measured them", box=SIMPLE, leading=1)
+    table.add_column("question, pictures, answer", ratio=1)
     for stage in _STAGES:
-        table.add_column(stage.replace("_", " "), justify="right")
+        table.add_column(stage.replace("_", "\n"), justify="right", vertical="top")
     pictures = draw_pictures()
     with VlmClient(url) as vlm:
         for question in QUESTIONS:
             answer = _ask(vlm, question, [pictures[name] for name in question.pictures], console)
-            asked = f"{question.text}{' (streamed)' if question.stream else ''}"
-            table.add_row(asked, "\n".join(question.pictures), answer.text.strip(), *_cells(answer.timing))
-    console.print(table, width=None if console.is_terminal else 150)
+            table.add_row(_summary(question, answer), *_cells(answer.timing))
+    console.print(table)
 
 
 def _ask(vlm: VlmClient, question: Question, images: Sequence[Image], console: Console) -> Answer:
     options = {"max_tokens": question.max_tokens, "temperature": 0, "timeout_s": _TIMEOUT_S}
     if not question.stream:
         return vlm.generate(question.text, images, **options)
-    console.print(f"{question.text} ", style="bold", end="")
+    console.print(question.text, style="bold")
     with vlm.stream(question.text, images, **options) as pieces:
         for piece in pieces:
-            console.print(piece, end="", markup=False)
+            console.print(piece, end="", markup=False, soft_wrap=True)
         console.print()
         return pieces.answer
 
 
+def _summary(question: Question, answer: Answer) -> Text:
+    streamed = " (streamed)" if question.stream else ""
+    shown = f"  [{', '.join(question.pictures)}]" if question.pictures else ""
+    return Text.assemble((question.text, "bold"), (f"{shown}{streamed}\n", "dim"), answer.text.strip())
+
+
 def _cells(timing: StageTiming) -> list[str]:
     values = [getattr(timing, f"{stage}_ms") for stage in _STAGES]
-    return ["-" if value is None else f"{value:,.1f}" for value in values]
+    return ["-" if value is None else f"{value:,.0f}" for value in values]
 
 
 def draw_pictures() -> dict[str, Image]:

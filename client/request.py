@@ -120,5 +120,5 @@ class AnswerBuilder:
             text="".join(self._pieces),
             finish_reason=self._last.get("finish_reason"),
             usage=Usage(self._last.get("num_input_tokens"), self._last.get("num_output_tokens")),
-            timing=StageTiming(**{f"{stage}_ms": ms for stage, ms in stages.items() if f"{stage}_ms" in known}),
+            timing=StageTiming(**{name: ms for name, ms in stages.items() if name in known}),
         )

@@ -43,8 +43,7 @@ class Result:
 @pytest.fixture
 def tvlm(monkeypatch, capsys):
     """Runs `tvlm` with arguments in this process; every folder counts as composed."""
-    monkeypatch.setattr(build_engines, "is_stale", lambda *_: False, raising=False)
-    monkeypatch.setattr(build_engines, "build", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(build_engines, "is_stale", lambda *_: False)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own
 
     def run(*arguments: object) -> Result:
@@ -120,7 +119,7 @@ def test_an_idle_http_connection_leaves_neither_processes_nor_shared_memory_behi
         assert served.process.wait(40) == 0
     _, alive = psutil.wait_procs(served.family, timeout=10)
     assert alive == []
-    assert list(Path("/dev/shm").glob(f"tvlm_{served.process.pid}_*")) == []
+    assert list(Path("/dev/shm").glob(f"*_{served.process.pid}_{served.ports.http}_*")) == []
 
 
 def test_a_missing_deployment_file_is_one_line(tvlm):

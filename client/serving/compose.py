@@ -7,30 +7,21 @@ from pathlib import Path
 from rich.console import Console
 
 from client.serving.errors import ServeError
-from client.serving.ports import choose_ports
+from client.serving.ports import Ports
 from client.serving.server import Server
 from python_backends.deployment import load_deployment
 
 
 def open_server(
-    deployment: Path,
-    output: Path,
-    console: Console,
-    *,
-    host: str,
-    http: int | None = None,
-    grpc: int | None = None,
-    metrics: int | None = None,
-    grace_s: int = 10,
+    deployment: Path, output: Path, console: Console, ports: Ports, host: str = "127.0.0.1", *, grace_s: int = 10
 ) -> Server:
     """A server of a deployment, composed; it starts when the `with` block is entered.
 
     Raises:
         DeploymentError: the deployment file is at fault.
-        ServeError: a port is in use, or the deployment can't be built.
+        ServeError: the deployment can't be built.
     """
     limits = load_deployment(deployment).limits
-    ports = choose_ports(host, http, grpc, metrics)  # before the build, which takes longer
     compose(deployment, output, console, force=False)
     return Server(output, ports, host, images=limits.images_per_request > 0, grace_s=grace_s)
 
@@ -42,13 +33,14 @@ def compose(deployment: Path, output: Path, console: Console, *, force: bool) ->
         DeploymentError: the deployment file is at fault.
         ServeError: it can't be built.
     """
-    load_deployment(deployment)
-    from build_engines import build, is_stale  # noqa: PLC0415  (the engine libraries are slow to import)
+    from build_engines import BuildError, build, is_stale  # noqa: PLC0415  (slow to import)
 
-    if not force and not is_stale(deployment, output):
-        return
-    with console.status(f"Building {output}") as status:
-        try:
-            build(deployment, output, progress=lambda step: status.update(f"Building {output}: {step}"))
-        except ValueError as error:
-            raise ServeError(f"build of {deployment} failed: {error}") from error
+    try:
+        if not force and not is_stale(deployment, output):
+            return
+        with console.status(f"Building {output}") as status:
+            built = build(deployment, output, progress=lambda step: status.update(f"Building {output}: {step}"))
+    except BuildError as error:
+        raise ServeError(str(error)) from error
+    kept = f", kept {', '.join(built.reused)}" if built.reused else ""
+    console.print(f"Built {output} in {built.seconds:.1f} s{kept}", soft_wrap=True)

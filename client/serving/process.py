@@ -35,7 +35,7 @@ class TritonProcess:
         self.log = log
         self._grace_s = grace_s
         # A name of our own, so that what a tritonserver leaves behind can be told from what another one uses.
-        self._shared_memory = f"tvlm_{os.getpid()}_{ports.http}_"
+        self._shared_memory = f"triton_python_backend_shm_region_{os.getpid()}_{ports.http}_"
         command = [
             str(runtime.binary),
             f"--model-repository={repository}",

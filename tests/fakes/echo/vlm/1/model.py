@@ -42,7 +42,7 @@ class TritonPythonModel:
             pieces = [" ".join(words)] if not _flag(request, "stream") else [words[0], *(f" {w}" for w in words[1:])]
             for piece in pieces[:-1]:
                 sender.send(_response(text_output=piece))
-            timing = json.dumps({"queue": 1.5, "prefill": 2.5, "total": 4.0})
+            timing = json.dumps({"queue_ms": 1.5, "prefill_ms": 2.5, "total_ms": 4.0})
             last = _response(
                 text_output=pieces[-1], finish_reason="stop", num_input_tokens=7, num_output_tokens=3, timing=timing
             )
