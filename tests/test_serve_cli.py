@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class ServedByTvlm:
 
     def __init__(self, output: Path) -> None:
         self.ports = free_ports()
+        self.log = output / f"tritonserver-{self.ports.http}.log"
         asked = [f"--{name}-port={port}" for name, port in vars(self.ports).items()]
         command = [sys.executable, FAKE_TVLM, "serve", "-d", DEPLOYMENT, "-o", output, "--host", "127.0.0.1", *asked]
         command.append("--grace-s=3")
@@ -71,6 +73,15 @@ class ServedByTvlm:
             if line.startswith("Ready"):
                 break
         self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def regions(self) -> list[Path]:
+        return list(Path("/dev/shm").glob(f"*_{self.process.pid}_{self.ports.http}_*"))
+
+    def await_log(self, text: str) -> None:
+        deadline = time.monotonic() + 10
+        while text not in self.log.read_text():
+            assert time.monotonic() < deadline, f"no '{text}' in the log"
+            time.sleep(0.02)
 
     def names(self) -> set[str]:
         return {process.name()[:15] for process in self.family}
@@ -100,15 +111,27 @@ def test_serve_answers_where_it_says_until_a_signal_ends_it_with_all_its_process
     assert alive == []
 
 
-def test_killing_tvlm_ends_all_its_processes(served):
-    served.process.kill()
+@pytest.mark.parametrize("victim", ["tvlm", "guard"])
+def test_a_kill_leaves_neither_processes_nor_shared_memory_behind(served, victim):
+    (served.process if victim == "tvlm" else served.family[0]).kill()
     _, alive = psutil.wait_procs(served.family, timeout=20)
     assert alive == []
+    assert victim == "guard" or served.regions() == []
 
 
 def test_serve_reports_a_tritonserver_that_ends_by_itself(served):
     next(process for process in served.family if process.name() == "tritonserver").kill()
     assert served.process.wait(30) == 1
+    _, alive = psutil.wait_procs(served.family, timeout=10)
+    assert alive == []
+
+
+def test_a_second_signal_ends_a_draining_server_at_once(served):
+    with socket.create_connection(("127.0.0.1", served.ports.http)):
+        served.process.terminate()
+        served.await_log("Signal (15) received")
+        served.process.terminate()
+        assert served.process.wait(2) != 0  # sooner than the grace time
     _, alive = psutil.wait_procs(served.family, timeout=10)
     assert alive == []
 
@@ -119,7 +142,7 @@ def test_an_idle_http_connection_leaves_neither_processes_nor_shared_memory_behi
         assert served.process.wait(40) == 0
     _, alive = psutil.wait_procs(served.family, timeout=10)
     assert alive == []
-    assert list(Path("/dev/shm").glob(f"*_{served.process.pid}_{served.ports.http}_*")) == []
+    assert served.regions() == []
 
 
 def test_a_missing_deployment_file_is_one_line(tvlm):
