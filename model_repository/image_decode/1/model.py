@@ -11,14 +11,14 @@ from python_backends.media.stage import DecodeStage
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        triton_io.configure_logging(args["model_name"])
+        triton_io.prepare_stub(args["model_name"])
         self._stage = DecodeStage(args["model_name"], triton_io.artifacts_folder(args))
         self._stage.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
         return [
-            triton_io.error_response(answer)
+            triton_io.stage_error_response(answer)
             if isinstance(answer, ServingError)
             else triton_io.response({"tiles": answer.tiles, "decode_ms": answer.decode_ms})
             for answer in self._stage.decode(images)

@@ -11,14 +11,14 @@ from python_backends.errors import ServingError
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        triton_io.configure_logging(args["model_name"])
+        triton_io.prepare_stub(args["model_name"])
         self._stage = EncodeStage(args["model_name"], triton_io.artifacts_folder(args))
         self._stage.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         tiles = [pb_utils.get_input_tensor_by_name(request, "tiles").as_numpy() for request in requests]
         return [
-            triton_io.error_response(answer)
+            triton_io.stage_error_response(answer)
             if isinstance(answer, ServingError)
             else triton_io.response({"visual_tokens": answer.visual_tokens, "encode_ms": answer.encode_ms})
             for answer in self._stage.encode(tiles)
