@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from client.serving.compose import compose
 from client.serving.ports import Ports
 from client.serving.server import Endpoints, Server
+from tests.composed import composed_demo
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,8 +39,12 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]
 
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[Endpoints]:
-    """The demo deployment, real in every part, composed under build/ and kept there between sessions."""
-    output = ROOT / "build" / "test-demo"
-    compose(ROOT / "deployments" / "demo-cpu.yaml", output, Console(stderr=True), force=False)
-    with Server(output, free_ports()) as server:
+    """The demo deployment, real in every part."""
+    with Server(composed_demo(), free_ports()) as server:
         yield server.endpoints
+
+
+@pytest.fixture(scope="session")
+def demo_artifacts() -> Path:
+    """The artifacts of the composed demo deployment."""
+    return composed_demo() / "artifacts"

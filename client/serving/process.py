@@ -43,6 +43,7 @@ class TritonProcess:
             f"--metrics-address={host}",
             f"--metrics-port={ports.metrics}",
             f"--exit-timeout-secs={grace_s}",
+            "--disable-auto-complete-config",  # our configurations are complete; it would start every stub twice
             f"--backend-config=python,shm-region-prefix-name={regions}",
         ]
         if runtime.backends is not None:
