@@ -103,6 +103,38 @@ def test_compressed_metadata_are_no_bomb(kind: bytes) -> None:
     assert time.perf_counter() - started < 2
 
 
+def tiff(*entries: tuple[int, int, int, int], data: bytes = b"") -> bytes:
+    sides = ((256, 4, 1, 1000), (257, 4, 1, 1000), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1))
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in sorted((*sides, *entries)))
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(sides) + len(entries)) + directory + b"\0" * 4 + data
+
+
+def many_scans() -> bytes:
+    data = saved(Image.new("RGB", (1000, 1000)), "JPEG", progressive=True)
+    last = data.rfind(b"\xff\xda")
+    return data[:last] + data[last:-2] * 2000 + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (png(2, 2, *[(b"tEXt", b"a\0b")] * 70_000), "PNG of more than 65,536 chunks"),
+        (many_scans(), "scans of 1,000,000 pixels each is over the limit of 2,000,000,000 in all"),
+        (
+            tiff((324, 4, 100_000, 8), data=b"\0" * 500_000),
+            "TIFF of 100,000 strips or tiles is over the limit of 65,536",
+        ),
+        (tiff(*[(700 + i, 7, 90_000, 8) for i in range(50)], data=b"\0" * 90_000), "bytes claims 4,500,"),
+        (tiff(*[(700 + i, 3, 1, 8) for i in range(5000)]), "TIFF of 5,005 tags is over the limit of 1,024 tags"),
+    ],
+    ids=["chunks", "scans", "tiles", "shared tag data", "tags"],
+)
+def test_busywork_is_refused(data: bytes, problem: str) -> None:
+    started = time.perf_counter()
+    assert problem in str(refusal(data, ImageLimits(max_bytes=2_000_000, max_pixels=1_000_000)))
+    assert time.perf_counter() - started < 1
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (3, 3), (1, 4000), (65_535, 1)])
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP"])
 def test_thin_pictures_decode(size: tuple[int, int], kind: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from python_backends.media.stage import Decoded, DecodeStage
 from python_backends.workers import WorkerSpec
 from tests.fakes.media_targets import POISON
 from tests.media.make_corpus import FOLDER
+from tests.media.scenes import photo
 
 JPEG = (FOLDER / "jpeg_exif6.jpg").read_bytes()
 PNG = (FOLDER / "png_rgba.png").read_bytes()
@@ -98,3 +100,12 @@ def test_a_picture_that_kills_the_worker_fails_alone(stage: DecodeStage) -> None
     assert culprit.status is Status.UNAVAILABLE
     assert culprit.message == "image_decode: the worker process ended with signal 9"
     assert outcomes(stage.decode([request(JPEG)])) == ["(1, 1, 32, 32, 3)"]
+
+
+def test_a_slow_picture_is_decoded_beside_the_others(stage: DecodeStage) -> None:
+    large = io.BytesIO()
+    photo(3000, 2000).save(large, "WEBP", quality=30, method=0)
+    answers = stage.decode([request(large.getvalue()), *[request(JPEG)] * 6])
+    assert all(isinstance(answer, Decoded) for answer in answers)
+    slow, *quick = (float(answer.decode_ms.item()) for answer in answers if isinstance(answer, Decoded))
+    assert max(quick) < slow, "they did not wait for it within the worker"

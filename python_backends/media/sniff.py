@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from python_backends.media import headers
+from python_backends.media.effort import check_effort
 from python_backends.media.limits import ImageLimits, refuse
 
 
@@ -106,6 +107,7 @@ def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
         problem = str(error) if isinstance(error, headers.BrokenHeader) else "it ends within its header"
         raise refuse(f"{found.name} of {len(data):,} bytes has no readable header: {problem}") from None
     limits.check_size(width, height)
+    check_effort(found.name, data, width * height)
     return ImageHeader(found.name, width, height)
 
 
