@@ -23,6 +23,7 @@ from tests.media.make_corpus import FOLDER
 
 LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
 FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
+pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow on odd metadata
 FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
 
 
