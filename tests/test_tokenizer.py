@@ -2,7 +2,7 @@
 
 import openvino_genai as genai
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -51,6 +51,7 @@ def test_same_ids_as_the_original(tokenizer: Tokenizer, original: genai.Tokenize
 @settings(max_examples=300, deadline=None)
 @given(text=ANYTHING)
 def test_same_ids_for_any_text_and_back(tokenizer: Tokenizer, original: genai.Tokenizer, text: str) -> None:
+    assume("<" not in text or ">" not in text)  # special tokens, which the tests around this one are for
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert ids == ids_by_genai(original, text)
     assert tokenizer.decode(ids) == text
