@@ -36,6 +36,8 @@ def find_runtime(scratch: Path) -> Runtime:
     if CONTAINER_BINARY.exists() or on_path:
         return Runtime(CONTAINER_BINARY if CONTAINER_BINARY.exists() else Path(str(on_path)), python_path)
     spec = importlib.util.find_spec("pytriton")
+    if sys.version_info >= (3, 13):
+        raise ServeError("no tritonserver found, and the CPU runtime has none for Python 3.13: use Python 3.10 to 3.12")
     if spec is None or spec.origin is None:
         raise ServeError(
             "no tritonserver found: run inside a tritonserver container, put tritonserver on PATH, "
