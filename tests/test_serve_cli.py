@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import build_engines
 from client import VlmClient
 from client.cli import main
 from client.serving.ports import choose_ports
+from client.serving.server import Server
 from tests.conftest import ROOT, echo_output, free_ports
 
 DEPLOYMENT = ROOT / "deployments" / "demo-cpu.yaml"
@@ -228,3 +230,19 @@ def test_help_shows_examples(tvlm, command):
     assert helped.status == 0
     assert "Examples:" in helped.stdout
     assert f"tvlm {command}" in helped.stdout
+
+
+def test_serving_needs_neither_an_activated_environment_nor_a_certain_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stubs find their packages from a bare PATH, and not those of a folder that looks like this project."""
+    (tmp_path / "python_backends").mkdir()
+    (tmp_path / "python_backends" / "__init__.py").write_text("raise ImportError('the wrong python_backends')")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    probe = tmp_path / "probe" / "model_repository" / "vlm"
+    shutil.copytree(ROOT / "tests" / "fakes" / "echo" / "vlm", probe)
+    model = probe / "1" / "model.py"
+    model.write_text(f"import tokenizers, python_backends.deployment\n{model.read_text()}")
+    with Server(Path("probe"), free_ports()) as server, VlmClient(server.endpoints.grpc) as vlm:
+        assert vlm.generate("hi").text

@@ -13,7 +13,7 @@ from pathlib import Path
 from client.serving import guard
 from client.serving.errors import ServeError
 from client.serving.ports import Ports
-from client.serving.runtime import Runtime
+from client.serving.runtime import PROJECT, Runtime
 
 _LOAD_FAILURE = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 _ERROR_LINE = re.compile(r"^(?:E\d{4} .*?\] |error: )(.*)")
@@ -51,6 +51,7 @@ class TritonProcess:
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, "-IS", guard.__file__, str(os.getpid()), str(grace_s), regions, *command],
+                cwd=PROJECT,  # the stubs import from their working directory first, wherever the user is
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from client.serving.errors import ServeError
 
+PROJECT = Path(__file__).resolve().parents[2]
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 
 
@@ -31,7 +32,11 @@ def find_runtime(scratch: Path) -> Runtime:
     Raises:
         ServeError: there is none.
     """
-    python_path = {"PYTHONPATH": _join_paths(*_package_roots(), os.environ.get("PYTHONPATH", ""))}
+    # The stubs ignore PYTHONPATH and take the packages of the first python3 on PATH; their workers heed PYTHONPATH.
+    python_path = {
+        "PATH": _join_paths(sysconfig.get_path("scripts"), os.environ.get("PATH", "")),
+        "PYTHONPATH": _join_paths(*_package_roots(), os.environ.get("PYTHONPATH", "")),
+    }
     on_path = shutil.which("tritonserver")
     if CONTAINER_BINARY.exists() or on_path:
         return Runtime(CONTAINER_BINARY if CONTAINER_BINARY.exists() else Path(str(on_path)), python_path)
@@ -72,9 +77,8 @@ def _backend_directory(wheel: Path, scratch: Path) -> Path:
 
 
 def _package_roots() -> list[str]:
-    """Where the stubs, which know nothing of a virtual environment, find this project and its dependencies."""
-    project = str(Path(__file__).resolve().parents[2])
-    return list(dict.fromkeys([project, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]))
+    """Where this project and its dependencies are."""
+    return list(dict.fromkeys([str(PROJECT), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]))
 
 
 def _join_paths(*paths: str) -> str:

@@ -42,6 +42,7 @@ class Server:
         Raises:
             ServeError: the folder holds no composed repository.
         """
+        output = output.absolute()
         self._repository = output / "model_repository"
         if not self._repository.is_dir():
             raise ServeError(f"{output} holds no model_repository; compose it with `tvlm build`")
