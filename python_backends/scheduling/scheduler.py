@@ -1,0 +1,243 @@
+"""The scheduler: events in, actions out. No clock, no I/O, no Triton; the router and the tests drive the same code.
+
+A job waits for the encoders (when it has images), then for an LLM replica. Both lines have the same order
+(`scheduling.order`); what leaves them is bounded by budgets (`scheduling.budgets`). An endpoint is chosen when the work
+starts, by fewest pending tokens (ModServe section 4.3), not when the request arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from python_backends.errors import ServingError, invalid, unavailable
+from python_backends.scheduling.budgets import Budget, EncodeController, MeasuredRate
+from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
+from python_backends.scheduling.order import WaitingLine
+
+
+@dataclass(frozen=True)
+class ClassPolicy:
+    """Settings of one request class."""
+
+    queue_limit: int  # jobs that wait; more are refused
+    weight: float  # share of the aged rank
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """All that the scheduler is told at its making."""
+
+    policy: str
+    classes: Mapping[Modality, ClassPolicy]
+    encoders: int  # endpoints
+    replicas: int
+    encode_budget_tokens: int  # visual tokens in encode at a time, an endpoint
+    prefill_budget_tokens: int  # prompt tokens handed to a replica and not yet prefilled
+    running_limit: int  # sequences in a replica
+    aging_s: float
+    tbt_slo_s: float
+    largest_item_tokens: int  # the encode budget never shrinks below one item
+    budgets: bool = True  # False: only running_limit counts (the baseline)
+
+
+@dataclass
+class _State:
+    job: Job
+    next_item: int = 0  # the next one to encode
+    encoded: set[int] = field(default_factory=set)
+    encoder_of: dict[int, tuple[int, float]] = field(default_factory=dict)  # endpoint and start of items in flight
+    replica: int | None = None
+    submitted_s: float = 0.0
+    last_token_s: float | None = None
+
+
+class Scheduler:
+    """Every method takes the time of its event and returns what to do now, in order."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        weights = {modality: policy.weight for modality, policy in settings.classes.items()}
+        self._encode_rate, self._prefill_rate = MeasuredRate(), MeasuredRate()
+        self._to_encode = WaitingLine(settings.policy, settings.aging_s, weights, self._encode_rate)
+        self._to_submit = WaitingLine(settings.policy, settings.aging_s, weights, self._prefill_rate)
+        unlimited = 1 << 62
+        self._encode = [
+            Budget(settings.encode_budget_tokens if settings.budgets else unlimited) for _ in range(settings.encoders)
+        ]
+        self._prefill = [
+            Budget(settings.prefill_budget_tokens if settings.budgets else unlimited) for _ in range(settings.replicas)
+        ]
+        self._running = [0] * settings.replicas
+        self._pending_tokens = [0] * settings.replicas
+        self._states: dict[int, _State] = {}
+        self._waiting = dict.fromkeys(Modality, 0)
+        self._controller = EncodeController(
+            settings.encode_budget_tokens, settings.largest_item_tokens, settings.tbt_slo_s
+        )
+
+    @property
+    def waiting(self) -> Mapping[Modality, int]:
+        """Jobs that are not with a replica yet, by class."""
+        return self._waiting
+
+    @property
+    def encode_tokens_in_flight(self) -> Sequence[int]:
+        """By encoder endpoint."""
+        return [budget.used for budget in self._encode]
+
+    @property
+    def prefill_tokens_in_flight(self) -> Sequence[int]:
+        """By replica."""
+        return [budget.used for budget in self._prefill]
+
+    @property
+    def encode_budget_tokens(self) -> int:
+        """As the controller has set it."""
+        return self._encode[0].limit
+
+    @property
+    def running(self) -> Sequence[int]:
+        """Sequences by replica."""
+        return self._running
+
+    def arrived(self, job: Job, now: float) -> list[Action]:
+        """A new request. The first action is a Reject when it is not admitted."""
+        error = self._refusal(job, now)
+        if error is not None:
+            return [Reject(job.job_id, error)]
+        self._states[job.job_id] = _State(job)
+        self._waiting[job.modality] += 1
+        if job.item_tokens:
+            self._to_encode.add(job, job.visual_tokens)
+        else:
+            self._to_submit.add(job, job.prompt_tokens)
+        return self._decide(now)
+
+    def encoded(self, job_id: int, item: int, now: float) -> list[Action]:
+        """An item's visual tokens are there."""
+        state = self._states.get(job_id)
+        in_flight = state.encoder_of.pop(item, None) if state else None
+        if state is None or in_flight is None:
+            return []
+        endpoint, started_s = in_flight
+        self._encode_rate.observe(state.job.item_tokens[item], now - started_s)
+        self._encode[endpoint].release((job_id, item))
+        state.encoded.add(item)
+        if len(state.encoded) == len(state.job.item_tokens):
+            self._to_submit.add(state.job, state.job.prompt_tokens)
+        return self._decide(now)
+
+    def token(self, job_id: int, now: float) -> list[Action]:
+        """A sequence brought one or more tokens; the first ends its prefill."""
+        state = self._states.get(job_id)
+        if state is None or state.replica is None:
+            return []
+        if state.last_token_s is not None:
+            self._controller.gap(now - state.last_token_s)
+        first, state.last_token_s = state.last_token_s is None, now
+        if not first:
+            return []
+        self._prefill_rate.observe(state.job.prompt_tokens, now - state.submitted_s)
+        self._prefill[state.replica].release((job_id, 0))
+        return self._decide(now)
+
+    def ended(self, job_id: int, now: float) -> list[Action]:
+        """A job is over: finished, failed or cancelled, wherever it was. Unknown ones are no error."""
+        state = self._states.pop(job_id, None)
+        if state is None:
+            return []
+        self._to_encode.discard(job_id)
+        self._to_submit.discard(job_id)
+        for item, (endpoint, _) in state.encoder_of.items():
+            self._encode[endpoint].release((job_id, item))
+        if state.replica is None:
+            self._waiting[state.job.modality] -= 1
+        else:
+            self._prefill[state.replica].release((job_id, 0))
+            self._running[state.replica] -= 1
+            self._pending_tokens[state.replica] -= _cost(state.job)
+        return self._decide(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed: let the controller look at the gaps."""
+        if self._settings.budgets:
+            limit = self._controller.tick()
+            for budget in self._encode:
+                budget.limit = limit
+        return self._decide(now)
+
+    def expected_first_token_s(self, job: Job) -> float:
+        """Seconds until the first token of a job that would arrive now, from the measured rates."""
+        prefill = self._prefill_rate.seconds(self._to_submit.tokens + job.prompt_tokens)
+        if not job.item_tokens:
+            return prefill
+        return prefill + self._encode_rate.seconds(self._to_encode.tokens + job.visual_tokens)
+
+    def _refusal(self, job: Job, now: float) -> ServingError | None:
+        largest = max(job.item_tokens, default=0)
+        if self._settings.budgets and largest > self._settings.encode_budget_tokens:
+            return invalid(
+                "image",
+                f"{largest} visual tokens are over scheduler.encode_budget_tokens = "
+                f"{self._settings.encode_budget_tokens}",
+            )
+        limit = self._settings.classes[job.modality].queue_limit
+        if self._waiting[job.modality] >= limit:
+            return unavailable(
+                f"{self._waiting[job.modality]} {job.modality.value} requests wait already "
+                f"(limit scheduler.classes.{job.modality.value}.queue_limit = {limit})"
+            )
+        expected_s = self.expected_first_token_s(job)
+        if job.deadline_s is not None and now + expected_s > job.deadline_s:
+            return unavailable(
+                f"deadline_ms: {(job.deadline_s - job.arrived_s) * 1e3:.0f} ms can't be met; the first token is "
+                f"expected in {expected_s * 1e3:.0f} ms"
+            )
+        return None
+
+    def _decide(self, now: float) -> list[Action]:
+        return [*self._start_encodes(now), *self._hand_over(now)]
+
+    def _start_encodes(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while (job := self._to_encode.first(now)) is not None:
+            state = self._states[job.job_id]
+            tokens = job.item_tokens[state.next_item]
+            endpoint = min(range(len(self._encode)), key=lambda e: self._encode[e].used)
+            if not self._encode[endpoint].fits(tokens):
+                break  # nobody overtakes: a large one would never find room
+            self._encode[endpoint].hold((job.job_id, state.next_item), tokens)
+            state.encoder_of[state.next_item] = (endpoint, now)
+            actions.append(Encode(job.job_id, state.next_item, endpoint))
+            state.next_item += 1
+            if state.next_item == len(job.item_tokens):
+                self._to_encode.take(job)
+        return actions
+
+    def _hand_over(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while (job := self._to_submit.first(now)) is not None:
+            replica = min(self._with_room(job), key=lambda r: self._pending_tokens[r], default=None)
+            if replica is None:
+                break
+            self._prefill[replica].hold((job.job_id, 0), job.prompt_tokens)
+            self._to_submit.take(job)
+            state = self._states[job.job_id]
+            state.replica, state.submitted_s = replica, now
+            self._running[replica] += 1
+            self._pending_tokens[replica] += _cost(job)
+            self._waiting[job.modality] -= 1
+            actions.append(Submit(job.job_id, replica))
+        return actions
+
+    def _with_room(self, job: Job) -> list[int]:
+        return [
+            replica
+            for replica, prefill in enumerate(self._prefill)
+            if self._running[replica] < self._settings.running_limit and prefill.fits(job.prompt_tokens)
+        ]
+
+
+def _cost(job: Job) -> int:
+    return job.prompt_tokens + job.answer_tokens

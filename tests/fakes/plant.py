@@ -1,0 +1,92 @@
+"""A fake plant for the scheduler: encoders and replicas of fixed speed in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
+from python_backends.scheduling.scheduler import ClassPolicy, Scheduler, SchedulerSettings
+
+CLASSES = {modality: ClassPolicy(queue_limit=1_000_000, weight=1.0) for modality in Modality}
+
+
+def settings(**changes: Any) -> SchedulerSettings:
+    """Settings of a small machine, with changes."""
+    values: dict[str, Any] = {
+        "policy": "slo",
+        "classes": CLASSES,
+        "encoders": 1,
+        "replicas": 1,
+        "encode_budget_tokens": 1024,
+        "prefill_budget_tokens": 2048,
+        "running_limit": 32,
+        "aging_s": 5.0,
+        "tbt_slo_s": 0.1,
+        "largest_item_tokens": 256,
+    }
+    return SchedulerSettings(**{**values, **changes})
+
+
+@dataclass
+class Plant:
+    """Runs jobs through a scheduler; every stage serves one thing at a time, at its speed."""
+
+    scheduler: Scheduler
+    encode_tokens_per_s: float = 2000.0
+    prefill_tokens_per_s: float = 4000.0
+    token_s: float = 0.001
+    started: dict[int, float] = field(default_factory=dict)  # when a job got its replica
+    ended: dict[int, float] = field(default_factory=dict)
+    rejected: set[int] = field(default_factory=set)
+    actions: list[Action] = field(default_factory=list)
+    _jobs: dict[int, Job] = field(default_factory=dict)
+    _events: list[tuple[float, int, str, int, int]] = field(default_factory=list)
+    _free_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    _number: int = 0
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """All jobs, to the end."""
+        for job in jobs:
+            while self._events and self._events[0][0] <= job.arrived_s:
+                self._next()
+            self._jobs[job.job_id] = job
+            self._do(self.scheduler.arrived(job, job.arrived_s), job.arrived_s)
+        while self._events:
+            self._next()
+
+    def _next(self) -> None:
+        now, _, kind, job_id, item = heapq.heappop(self._events)
+        if kind == "encoded":
+            self._do(self.scheduler.encoded(job_id, item, now), now)
+        elif kind == "first":
+            self._do(self.scheduler.token(job_id, now), now)
+            self._at(now + self.token_s * self._jobs[job_id].answer_tokens, "end", job_id)
+        else:
+            self.ended[job_id] = now
+            self._do(self.scheduler.ended(job_id, now), now)
+
+    def _do(self, actions: list[Action], now: float) -> None:
+        self.actions += actions
+        for action in actions:
+            job = self._jobs[action.job_id]
+            if isinstance(action, Encode):
+                tokens = job.item_tokens[action.item]
+                done = self._serve(("encoder", action.endpoint), now, tokens / self.encode_tokens_per_s)
+                self._at(done, "encoded", job.job_id, action.item)
+            elif isinstance(action, Submit):
+                self.started[job.job_id] = now
+                work_s = job.prompt_tokens / self.prefill_tokens_per_s
+                self._at(self._serve(("replica", action.replica), now, work_s), "first", job.job_id)
+            elif isinstance(action, Reject):
+                self.rejected.add(job.job_id)
+
+    def _serve(self, server: tuple[str, int], now: float, work_s: float) -> float:
+        self._free_s[server] = max(now, self._free_s.get(server, 0.0)) + work_s
+        return self._free_s[server]
+
+    def _at(self, when: float, kind: str, job_id: int, item: int = 0) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (when, self._number, kind, job_id, item))
