@@ -69,6 +69,34 @@ class Pools(_Section):
     text: TextPool = TextPool()
 
 
+class RequestClass(_Section):
+    """Settings of one class of requests."""
+
+    ttft_slo_ms: float = Field(gt=0)  # time to first token that this class is promised
+    queue_limit: int = Field(256, ge=1)  # accepted and not yet handed to the LLM; more are refused
+    weight: float = Field(1.0, gt=0)  # share of the server, among requests that have waited for aging_ms
+
+
+class RequestClasses(_Section):
+    """Requests by what they hold."""
+
+    text: RequestClass = RequestClass(ttft_slo_ms=1000)
+    image: RequestClass = RequestClass(ttft_slo_ms=3000)
+    video: RequestClass = RequestClass(ttft_slo_ms=10_000)
+
+
+class SchedulerSection(_Section):
+    """Who goes next, and how much at a time."""
+
+    policy: Literal["slo", "text_first", "fcfs"] = "slo"  # slo: least slack first; fcfs is there to compare with
+    budgets: bool = True  # false: only max_running bounds what runs
+    encode_budget_tokens: int = Field(10_240, ge=1)  # visual tokens in encode at a time (UnifiedServe's value)
+    prefill_budget_tokens: int = Field(2048, ge=1)  # prompt tokens with a replica and not yet prefilled
+    tbt_slo_ms: float = Field(200, gt=0)  # time between tokens; over it, the encode budget is tightened
+    aging_ms: float = Field(5000, ge=0)  # after so long nobody is overtaken by another class any more
+    classes: RequestClasses = RequestClasses()
+
+
 class Limits(_Section):
     """What a request may ask for; beyond it a request is refused with the limit's name."""
 
@@ -77,7 +105,6 @@ class Limits(_Section):
     image_pixels_mp: float = Field(64.0, gt=0)  # width x height, in millions, read from the header before decoding
     context_tokens: int = Field(2048, ge=16)  # prompt, visual tokens and answer together
     default_max_tokens: int = Field(128, ge=1)  # when the request names none
-    waiting_requests: int = Field(256, ge=1)  # accepted and not yet handed to the LLM; more are refused
 
 
 class Deployment(_Section):
@@ -86,6 +113,7 @@ class Deployment(_Section):
     checkpoint: Path
     profile: Literal["cpu"] = "cpu"
     pools: Pools = Pools()
+    scheduler: SchedulerSection = SchedulerSection()
     limits: Limits = Limits()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -89,7 +90,7 @@ def tensors(text: str, *images: bytes, **flags: Any) -> dict[str, Any]:
 
 def test_text_request_is_answered_and_never_touches_the_vision_stages(artifacts: Path) -> None:
     stages, client = FakeStages(b"hello"), Recorder()
-    run(artifacts, stages, lambda router: router.serve(tensors("Q", return_finish_reason=True), client))
+    run(artifacts, stages, lambda router: router.serve(tensors("Q", return_finish_reason=True), "{}", client))
     assert client.text == "hello"
     assert [piece.finish_reason for piece in client.pieces] == ["stop"]
     assert stages.embedded == []
@@ -108,7 +109,11 @@ def test_images_keep_their_order_whatever_order_they_are_ready_in(artifacts: Pat
             later[before].set()
 
     stages.on_embed = wait_for_the_next
-    run(artifacts, stages, lambda router: router.serve(tensors("a<image>b<image>c<image>", b"1", b"2", b"3"), client))
+    run(
+        artifacts,
+        stages,
+        lambda router: router.serve(tensors("a<image>b<image>c<image>", b"1", b"2", b"3"), "{}", client),
+    )
     assert client.error is None
     assert stages.embedded == [b"3", b"2", b"1"]
     submission = stages.submissions[0]
@@ -122,8 +127,8 @@ def test_bad_image_fails_its_request_with_its_index_and_no_other(artifacts: Path
 
     async def scenario(router: Router) -> None:
         await asyncio.gather(
-            router.serve(tensors("q", b"1", b"junk"), bad),
-            router.serve(tensors("q", b"2"), good),
+            router.serve(tensors("q", b"1", b"junk"), "{}", bad),
+            router.serve(tensors("q", b"2"), "{}", good),
         )
 
     run(artifacts, stages, scenario)
@@ -138,7 +143,7 @@ def test_stream_sends_pieces_and_figures_with_the_last_one(artifacts: Path) -> N
     arrays = tensors(
         "Q", b"1", stream=True, return_timing=True, return_num_input_tokens=True, return_num_output_tokens=True
     )
-    run(artifacts, stages, lambda router: router.serve(arrays, client))
+    run(artifacts, stages, lambda router: router.serve(arrays, "{}", client))
     assert [piece.text for piece in client.pieces] == ["a", "b", "c"]
     last = client.pieces[-1]
     assert (last.num_input_tokens, last.num_output_tokens, last.finish_reason) == (TOKENS + 2, 3, None)
@@ -150,14 +155,14 @@ def test_stream_sends_pieces_and_figures_with_the_last_one(artifacts: Path) -> N
 def test_stop_string_ends_the_sequence_in_the_engine_too(artifacts: Path) -> None:
     stages, client = FakeStages(b"one END two"), Recorder()
     arrays = tensors("Q", return_finish_reason=True, sampling='{"stop": "END"}')
-    run(artifacts, stages, lambda router: router.serve(arrays, client))
+    run(artifacts, stages, lambda router: router.serve(arrays, "{}", client))
     assert client.text == "one "
     assert client.pieces[-1].finish_reason == "stop"
 
 
 def test_prompt_is_echoed_on_request(artifacts: Path) -> None:
     client = Recorder()
-    run(artifacts, FakeStages(), lambda r: r.serve(tensors("Q", b"1", exclude_input_in_output=False), client))
+    run(artifacts, FakeStages(), lambda r: r.serve(tensors("Q", b"1", exclude_input_in_output=False), "{}", client))
     assert client.text == "<image>Q:ok"
 
 
@@ -178,7 +183,7 @@ def test_what_does_not_fit_the_context_is_refused_before_anything_is_encoded(
     artifacts: Path, arrays: dict[str, Any], sentence: str
 ) -> None:
     stages, client = FakeStages(), Recorder()
-    run(artifacts, stages, lambda router: router.serve(arrays, client))
+    run(artifacts, stages, lambda router: router.serve(arrays, "{}", client))
     assert client.error is not None
     assert sentence in client.error.message
     assert stages.embedded == []
@@ -189,7 +194,7 @@ def test_client_that_goes_away_frees_its_sequence(artifacts: Path) -> None:
     stages.hold_tokens.set()
 
     async def scenario(router: Router) -> None:
-        serving = asyncio.create_task(router.serve(tensors("Q", stream=True), client))
+        serving = asyncio.create_task(router.serve(tensors("Q", stream=True), "{}", client))
         while not stages.submissions:
             await asyncio.sleep(0.001)
         stages.report(stages.submissions[0].request_id, [65], Finish.RUNNING)
@@ -210,18 +215,78 @@ def test_broken_channel_fails_its_sequences_and_the_next_request_attaches_again(
     stages.hold_tokens.set()
 
     async def scenario(router: Router) -> None:
-        serving = asyncio.create_task(router.serve(tensors("Q"), lost))
+        serving = asyncio.create_task(router.serve(tensors("Q"), "{}", lost))
         while not stages.submissions:
             await asyncio.sleep(0.001)
         stages.detach(unavailable("llm_decoder_0: gone"))
         await serving
         stages.hold_tokens.clear()
-        await router.serve(tensors("Q"), after)
+        await router.serve(tensors("Q"), "{}", after)
 
     run(artifacts, stages, scenario)
     assert lost.error is not None
     assert lost.error.message == "llm_decoder_0: gone"
     assert after.text == "ok"
+
+
+def test_deadline_that_passes_ends_the_request_and_frees_its_sequence(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        await router.serve(tensors("Q"), '{"deadline_ms": 100, "triton_enable_empty_final_response": true}', client)
+        while not stages.cancelled:
+            await asyncio.sleep(0.001)
+
+    run(artifacts, stages, scenario)
+    assert client.error is not None
+    assert client.error.status is Status.UNAVAILABLE
+    assert client.error.message == "deadline_ms: the answer was not complete within 100 ms"
+    assert stages.cancelled == [stages.submissions[0].request_id]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        (
+            '{"priority_class": "urgent"}',
+            "parameters: key 'priority_class' = 'urgent': input should be 'interactive', ",
+        ),
+        ('{"deadline_ms": -1}', "parameters: key 'deadline_ms' = -1: input should be greater than 0"),
+    ],
+)
+def test_bad_request_parameter_is_refused_by_name(artifacts: Path, parameters: str, sentence: str) -> None:
+    client = Recorder()
+    run(artifacts, FakeStages(), lambda router: router.serve(tensors("Q"), parameters, client))
+    assert client.error is not None
+    assert client.error.status is Status.INVALID_ARG
+    assert client.error.message.startswith(sentence)
+
+
+def test_full_queue_is_refused_at_once_with_the_limit(artifacts: Path) -> None:
+    built = artifacts / BUILT_FILE
+    deployment = json.loads(built.read_text())
+    deployment["scheduler"]["classes"]["text"]["queue_limit"] = 1
+    built.write_text(json.dumps(deployment))
+    stages = FakeStages()
+    stages.hold_tokens.set()
+    clients = [Recorder() for _ in range(4)]
+
+    async def scenario(router: Router) -> None:
+        tasks = [asyncio.create_task(router.serve(tensors("Q"), "{}", client)) for client in clients]
+        await tasks[3]  # two run, one waits
+        while len(stages.submissions) < 3:
+            await asyncio.sleep(0.001)
+            for submission in stages.submissions:
+                stages.report(submission.request_id, [65], Finish.STOP)
+        stages.report(stages.submissions[2].request_id, [65], Finish.STOP)
+        await asyncio.gather(*tasks)
+
+    run(artifacts, stages, scenario)
+    assert clients[3].error is not None
+    assert clients[3].error.status is Status.UNAVAILABLE
+    assert "1 text requests wait already (limit scheduler.classes.text.queue_limit = 1)" in clients[3].error.message
+    assert [client.text for client in clients[:3]] == ["A"] * 3
 
 
 def test_no_more_sequences_run_than_the_limit(artifacts: Path) -> None:
@@ -230,7 +295,7 @@ def test_no_more_sequences_run_than_the_limit(artifacts: Path) -> None:
     clients = [Recorder() for _ in range(5)]
 
     async def scenario(router: Router) -> None:
-        tasks = [asyncio.create_task(router.serve(tensors("Q"), client)) for client in clients]
+        tasks = [asyncio.create_task(router.serve(tensors("Q"), "{}", client)) for client in clients]
         done = 0
         while done < len(clients):
             while len(stages.submissions) == done:

@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from python_backends.engines.protocol import HEARTBEAT_S, Finish, StepReport, Submission
 from python_backends.errors import ServingError, unavailable
 from python_backends.router.stages import Stages
@@ -65,7 +63,6 @@ class DecoderChannel:
 
     def __init__(self, stages: Stages, replica: int) -> None:
         self.replica = replica
-        self.pending_tokens = 0  # prompt and answer tokens of all sequences that are here
         self._stages = stages
         self._loop = asyncio.get_running_loop()
         self._calls = ThreadPoolExecutor(1, f"replica-{replica}")  # one call at a time: what waits goes together
@@ -81,7 +78,6 @@ class DecoderChannel:
         """Hand a sequence over; its tokens come from the result."""
         sequence = Sequence(submission)
         self._sequences[submission.request_id] = sequence
-        self.pending_tokens += _cost(submission)
         self._to_submit.append(submission)
         self._wake_sender()
         return sequence
@@ -89,7 +85,7 @@ class DecoderChannel:
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence and end it in the engine."""
         request_id = sequence.submission.request_id
-        if self._forget(request_id) is None:
+        if self._sequences.pop(request_id, None) is None:
             return  # it has finished
         unsent = [s for s in self._to_submit if s.request_id != request_id]
         if len(unsent) < len(self._to_submit):
@@ -101,12 +97,6 @@ class DecoderChannel:
     def close(self) -> None:
         """No more calls; the follower ends with its replica."""
         self._calls.shutdown(wait=False)
-
-    def _forget(self, request_id: int) -> Sequence | None:
-        sequence = self._sequences.pop(request_id, None)
-        if sequence is not None:
-            self.pending_tokens -= _cost(sequence.submission)
-        return sequence
 
     def _wake_sender(self) -> None:
         if self._sender is None or self._sender.done():
@@ -161,7 +151,7 @@ class DecoderChannel:
         for i, (request_id, count) in enumerate(zip(ids, counts, strict=True)):
             finish = Finish(reasons[i])
             done = finish is not Finish.RUNNING
-            sequence = self._forget(request_id) if done else self._sequences.get(request_id)
+            sequence = self._sequences.pop(request_id, None) if done else self._sequences.get(request_id)
             if sequence is None:
                 pass  # cancelled here, while the step was running there
             elif finish is Finish.ERROR:
@@ -187,7 +177,7 @@ class DecoderChannel:
 
     def _fail(self, request_ids: list[int], error: ServingError) -> None:
         for request_id in request_ids:
-            sequence = self._forget(request_id)
+            sequence = self._sequences.pop(request_id, None)
             if sequence is not None:
                 sequence.put(error)
 
@@ -195,8 +185,3 @@ class DecoderChannel:
 def new_request_id() -> int:
     """Unique over restarts of the router too: a replica may still run what an earlier one submitted."""
     return secrets.randbits(63)
-
-
-def _cost(submission: Submission) -> int:
-    assert submission.sampling.max_tokens is not None
-    return int(np.size(submission.tokens)) + submission.sampling.max_tokens

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from python_backends.errors import ServingError
+from python_backends.router.dispatch import Ticket
 from python_backends.router.stages import Embedding, Stages
 
 
 class FanOut:
-    """Encodes the images of all requests, at most `limit` at a time, in order of arrival."""
+    """Encodes the images of all requests, each when the scheduler lets it."""
 
-    def __init__(self, stages: Stages, limit: int) -> None:
+    def __init__(self, stages: Stages, threads: int) -> None:
         self._stages = stages
-        self._free = asyncio.Semaphore(limit)
-        self._threads = ThreadPoolExecutor(limit, "embed")  # a BLS call blocks its thread
+        self._threads = ThreadPoolExecutor(threads, "embed")  # a BLS call blocks its thread
 
-    async def embed(self, images: Sequence[bytes]) -> list[Embedding]:
+    async def embed(self, images: Sequence[bytes], ticket: Ticket) -> list[Embedding]:
         """All images of one request, results by position.
 
         Raises:
             ServingError: the first failure, naming the image's index; its siblings are given up.
         """
-        tasks = [asyncio.create_task(self._embed_one(i, image)) for i, image in enumerate(images)]
+        tasks = [asyncio.create_task(self._embed_one(i, image, ticket)) for i, image in enumerate(images)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -36,10 +36,11 @@ class FanOut:
         """No more calls."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _embed_one(self, index: int, image: bytes) -> Embedding:
-        async with self._free:
-            call = asyncio.get_running_loop().run_in_executor(self._threads, self._stages.embed, image)
-            try:
-                return await call
-            except ServingError as error:
-                raise ServingError(error.status, f"image[{index}]: {error.message.removeprefix('image: ')}") from None
+    async def _embed_one(self, index: int, image: bytes, ticket: Ticket) -> Embedding:
+        await ticket.encode_turn(index)
+        try:
+            embedding = await asyncio.get_running_loop().run_in_executor(self._threads, self._stages.embed, image)
+        except ServingError as error:
+            raise ServingError(error.status, f"image[{index}]: {error.message.removeprefix('image: ')}") from None
+        ticket.encoded(index)
+        return embedding

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from python_backends.engines.protocol import Finish, Submission
 from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
 from python_backends.router.answer import Answer, Client
 from python_backends.router.channel import DecoderChannel, new_request_id
+from python_backends.router.dispatch import Dispatcher, Ticket
 from python_backends.router.fan_out import FanOut
 from python_backends.router.prompt import Prompt, PromptBuilder
 from python_backends.router.request import VlmRequest, parse_request
 from python_backends.router.stages import Embedding, Stages
 from python_backends.router.text import TextAssembler
+from python_backends.router.urgency import Urgency, parse_urgency
+from python_backends.scheduling.jobs import Job, Modality
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +44,18 @@ class Router:
         self._prompts = PromptBuilder(
             self._tokenizer, (artifacts / "chat_template.jinja").read_text(), self._checkpoint.image_token
         )
-        pools = self._deployment.pools
-        # two batches for each encoder: one runs while the next one fills
-        self._fan_out = FanOut(stages, 2 * pools.vision.batch_size * pools.vision.instances)
-        self._channels = [DecoderChannel(stages, i) for i in range(pools.text.replicas)]
-        self._running = asyncio.Semaphore(pools.text.max_running * pools.text.replicas)
-        self._waiting = 0
+        self._dispatcher = Dispatcher(self._deployment, self._checkpoint)
+        self._fan_out = FanOut(stages, self._most_images_in_encode())
+        self._channels = [DecoderChannel(stages, i) for i in range(self._deployment.pools.text.replicas)]
         self._active: dict[asyncio.Task[None], Client] = {}
         self._watch = asyncio.create_task(self._watch_clients())
 
-    async def serve(self, arrays: Mapping[str, NDArray[Any]], client: Client) -> None:
-        """Answer one request; every way it can end is an answer to the client."""
-        task = asyncio.create_task(self._serve(arrays, client))
+    async def serve(self, arrays: Mapping[str, NDArray[Any]], parameters: str, client: Client) -> None:
+        """Answer one request, with its tensors and its Triton parameters (JSON).
+
+        Every way it can end is an answer to the client.
+        """
+        task = asyncio.create_task(self._serve(arrays, parameters, client))
         self._active[task] = client
         try:
             await task
@@ -64,16 +67,18 @@ class Router:
         self._watch.cancel()
         for task in self._active:
             task.cancel()
+        self._dispatcher.close()
         self._fan_out.close()
         for channel in self._channels:
             channel.close()
 
-    async def _serve(self, arrays: Mapping[str, NDArray[Any]], client: Client) -> None:
+    async def _serve(self, arrays: Mapping[str, NDArray[Any]], parameters: str, client: Client) -> None:
         record: dict[str, Any] = {}
         begin = time.monotonic()
         try:
             request = parse_request(arrays, self._deployment.limits, self._checkpoint.image_token)
-            await self._answer(request, client, begin, record)
+            urgency = parse_urgency(parameters)
+            await _in_time(urgency, self._answer(request, urgency, client, begin, record))
             record["outcome"] = "ok"
         except ServingError as error:
             record |= {"outcome": error.status.value, "error": error.message}
@@ -88,35 +93,32 @@ class Router:
         finally:
             log.info("%s", json.dumps(record | {"total_ms": round((time.monotonic() - begin) * 1e3, 1)}))
 
-    async def _answer(self, request: VlmRequest, client: Client, begin: float, record: dict[str, Any]) -> None:
+    async def _answer(
+        self, request: VlmRequest, urgency: Urgency, client: Client, begin: float, record: dict[str, Any]
+    ) -> None:
         prompt = self._prompts.build(request.messages)
         visual = self._checkpoint.tokens_per_tile * len(request.images)
         record |= {"modality": "image" if request.images else "text", "images": len(request.images)}
         record |= {"text_tokens": prompt.text_tokens, "visual_tokens": visual}
         max_tokens = self._check_context(request, prompt, visual)
-        if self._waiting >= self._deployment.limits.waiting_requests:
-            raise unavailable(f"{self._waiting} requests wait already (limit waiting_requests)")
         answer = Answer(request, prompt, client, begin)
-        self._waiting += 1
+        ticket = self._dispatcher.arrive(self._job(request, urgency, prompt, max_tokens))
         try:
-            embeddings = await self._fan_out.embed(request.images)
+            embeddings = await self._fan_out.embed(request.images, ticket)
             answer.encoded(embeddings)
-            await self._running.acquire()
+            channel = self._channels[await ticket.replica()]
+            await self._stream(channel, self._submission(request, prompt, embeddings, max_tokens), answer, ticket)
         finally:
-            self._waiting -= 1
-        try:
-            await self._stream(self._submission(request, prompt, embeddings, max_tokens), answer)
-        finally:
-            self._running.release()
+            ticket.close()
         record |= {"output_tokens": answer.output_tokens, **answer.timing.rounded()}
 
-    async def _stream(self, submission: Submission, answer: Answer) -> None:
-        channel = min(self._channels, key=lambda c: c.pending_tokens)  # chosen now, with full information
+    async def _stream(self, channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
         answer.input_tokens = len(submission.tokens)
         assembler = TextAssembler(self._tokenizer, submission.sampling.stop)
         sequence = channel.submit(submission)
         try:
             async for news in sequence:
+                ticket.token()
                 answer.tokens(len(news.tokens), news.prefill_ms)
                 text = assembler.feed(news.tokens)
                 if assembler.stopped:
@@ -128,6 +130,24 @@ class Router:
                 answer.text(text)
         finally:
             channel.cancel(sequence)
+
+    def _job(self, request: VlmRequest, urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
+        modality = Modality.IMAGE if request.images else Modality.TEXT
+        now = time.monotonic()
+        items = (self._checkpoint.tokens_per_tile,) * len(request.images)
+        return Job(
+            job_id=new_request_id(),
+            modality=modality,
+            item_tokens=items,
+            prompt_tokens=prompt.text_tokens + sum(items),
+            answer_tokens=max_tokens,
+            arrived_s=now,
+            ttft_slo_s=urgency.ttft_slo_s(getattr(self._deployment.scheduler.classes, modality.value).ttft_slo_ms),
+            deadline_s=now + urgency.deadline_ms / 1e3 if urgency.deadline_ms else None,
+        )
+
+    def _most_images_in_encode(self) -> int:
+        return max(1, self._deployment.scheduler.encode_budget_tokens // self._checkpoint.tokens_per_tile)
 
     def _submission(
         self, request: VlmRequest, prompt: Prompt, embeddings: list[Embedding], max_tokens: int
@@ -167,3 +187,14 @@ class Router:
             for task, client in list(self._active.items()):
                 if client.is_cancelled():
                     task.cancel()
+
+
+async def _in_time(urgency: Urgency, answer: Coroutine[Any, Any, None]) -> None:
+    """The answer within the request's deadline (ServingError, UNAVAILABLE)."""
+    if urgency.deadline_ms is None:
+        await answer
+        return
+    try:
+        await asyncio.wait_for(answer, urgency.deadline_ms / 1e3)
+    except asyncio.TimeoutError:
+        raise unavailable(f"deadline_ms: the answer was not complete within {urgency.deadline_ms:g} ms") from None

@@ -1,0 +1,129 @@
+"""Drives the scheduler in production: its actions wake the coroutines of the requests they are about."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from python_backends.checkpoint import Checkpoint
+from python_backends.deployment import Deployment
+from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
+from python_backends.scheduling.scheduler import ClassPolicy, Scheduler, SchedulerSettings
+
+TICK_S = 0.1
+
+
+class Dispatcher:
+    """One for the router; lives on its event loop."""
+
+    def __init__(self, deployment: Deployment, checkpoint: Checkpoint) -> None:
+        self._scheduler = Scheduler(scheduler_settings(deployment, checkpoint))
+        self._tickets: dict[int, Ticket] = {}
+        self._ticker: asyncio.Task[None] | None = None
+
+    def arrive(self, job: Job) -> Ticket:
+        """Admit a request (ServingError when it is refused). Close the ticket when the request is over."""
+        ticket = Ticket(self, job)
+        self._tickets[job.job_id] = ticket
+        actions = self._scheduler.arrived(job, time.monotonic())
+        if actions and isinstance(actions[0], Reject):
+            del self._tickets[job.job_id]
+            raise actions[0].error
+        self.do(actions)
+        if self._ticker is None or self._ticker.done():
+            self._ticker = asyncio.create_task(self._tick())
+        return ticket
+
+    def encoded(self, job_id: int, item: int) -> None:
+        """See `Scheduler`; so for the next two."""
+        self.do(self._scheduler.encoded(job_id, item, time.monotonic()))
+
+    def token(self, job_id: int) -> None:
+        """A sequence moved."""
+        self.do(self._scheduler.token(job_id, time.monotonic()))
+
+    def ended(self, job_id: int) -> None:
+        """A request is over, in whatever way."""
+        if self._tickets.pop(job_id, None) is not None:
+            self.do(self._scheduler.ended(job_id, time.monotonic()))
+
+    def do(self, actions: Sequence[Action]) -> None:
+        """Wake those whose turn it is."""
+        for action in actions:
+            ticket = self._tickets.get(action.job_id)
+            if ticket is not None:
+                ticket.wake(action)
+
+    def close(self) -> None:
+        """No more ticks."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    async def _tick(self) -> None:
+        while self._tickets:
+            await asyncio.sleep(TICK_S)
+            self.do(self._scheduler.tick(time.monotonic()))
+
+
+class Ticket:
+    """A request's place with the scheduler."""
+
+    def __init__(self, dispatcher: Dispatcher, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        self._dispatcher = dispatcher
+        self._job_id = job.job_id
+        self._encode_turns: list[asyncio.Future[int]] = [loop.create_future() for _ in job.item_tokens]
+        self._replica: asyncio.Future[int] = loop.create_future()
+
+    async def encode_turn(self, item: int) -> int:
+        """Wait until this item may be encoded; gives the encoder endpoint."""
+        return await self._encode_turns[item]
+
+    def encoded(self, item: int) -> None:
+        """This item's visual tokens are there."""
+        self._dispatcher.encoded(self._job_id, item)
+
+    async def replica(self) -> int:
+        """Wait until the request may be handed over; gives the replica, chosen with full information."""
+        return await self._replica
+
+    def token(self) -> None:
+        """Tokens have come."""
+        self._dispatcher.token(self._job_id)
+
+    def close(self) -> None:
+        """The request is over: answered, refused or cancelled."""
+        self._dispatcher.ended(self._job_id)
+
+    def wake(self, action: Action) -> None:
+        """Called by the dispatcher."""
+        if isinstance(action, Encode):
+            turn, place = self._encode_turns[action.item], action.endpoint
+        else:
+            assert isinstance(action, Submit)
+            turn, place = self._replica, action.replica
+        if not turn.cancelled():
+            turn.set_result(place)
+
+
+def scheduler_settings(deployment: Deployment, checkpoint: Checkpoint) -> SchedulerSettings:
+    """The deployment file's values as the scheduler takes them."""
+    values, pools = deployment.scheduler, deployment.pools
+    classes = values.classes
+    return SchedulerSettings(
+        policy=values.policy,
+        classes={
+            modality: ClassPolicy(getattr(classes, modality.value).queue_limit, getattr(classes, modality.value).weight)
+            for modality in Modality
+        },
+        encoders=1,  # Triton spreads the calls over the instances of one model; a list once there are remote pools
+        replicas=pools.text.replicas,
+        encode_budget_tokens=values.encode_budget_tokens,
+        prefill_budget_tokens=values.prefill_budget_tokens,
+        running_limit=pools.text.max_running,
+        aging_s=values.aging_ms / 1e3,
+        tbt_slo_s=values.tbt_slo_ms / 1e3,
+        largest_item_tokens=checkpoint.tokens_per_tile,
+        budgets=values.budgets,
+    )
