@@ -210,23 +210,67 @@ def test_client_that_goes_away_frees_its_sequence(artifacts: Path) -> None:
     assert stages.cancelled == [stages.submissions[0].request_id]
 
 
-def test_broken_channel_fails_its_sequences_and_the_next_request_attaches_again(artifacts: Path) -> None:
+def test_stream_goes_on_after_its_last_token_when_the_engine_dies_once(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        arrays = tensors("Q", b"1", stream=True, sampling='{"max_tokens": 5, "min_tokens": 4}')
+        serving = asyncio.create_task(router.serve(arrays, "{}", client))
+        while not stages.submissions:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[0].request_id, list(b"ab"), Finish.RUNNING)
+        await client.first.wait()
+        stages.detach(unavailable("llm_decoder_0: gone"))
+        while len(stages.submissions) < 2:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[1].request_id, list(b"cde"), Finish.LENGTH)
+        await serving
+
+    run(artifacts, stages, scenario)
+    first, second = stages.submissions
+    assert client.text == "abcde"
+    assert client.error is None
+    assert second.tokens.tolist() == [*first.tokens.tolist(), *b"ab"]
+    assert (second.sampling.max_tokens, second.sampling.min_tokens) == (3, 2)
+    assert second.request_id != first.request_id
+    np.testing.assert_array_equal(second.visual_tokens, first.visual_tokens)
+
+
+def test_engine_that_dies_twice_is_one_clear_error_and_the_next_request_is_served(artifacts: Path) -> None:
     stages, lost, after = FakeStages(), Recorder(), Recorder()
     stages.hold_tokens.set()
 
     async def scenario(router: Router) -> None:
         serving = asyncio.create_task(router.serve(tensors("Q"), "{}", lost))
-        while not stages.submissions:
-            await asyncio.sleep(0.001)
-        stages.detach(unavailable("llm_decoder_0: gone"))
+        for death in (1, 2):
+            while len(stages.submissions) < death:
+                await asyncio.sleep(0.001)
+            stages.detach(unavailable("llm_decoder_0: gone"))
         await serving
         stages.hold_tokens.clear()
         await router.serve(tensors("Q"), "{}", after)
 
     run(artifacts, stages, scenario)
     assert lost.error is not None
+    assert lost.error.status is Status.UNAVAILABLE
     assert lost.error.message == "llm_decoder_0: gone"
     assert after.text == "ok"
+
+
+def test_image_whose_worker_died_is_encoded_again_once(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    deaths = iter([unavailable("vision_encoder: the worker process ended with signal 9")])
+
+    def die_once(image: bytes) -> None:
+        death = next(deaths, None)
+        if death:
+            raise death
+
+    stages.on_embed = die_once
+    run(artifacts, stages, lambda router: router.serve(tensors("q", b"1"), "{}", client))
+    assert client.text == "ok"
+    assert stages.embedded == [b"1"]
 
 
 def test_deadline_that_passes_ends_the_request_and_frees_its_sequence(artifacts: Path) -> None:

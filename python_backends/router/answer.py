@@ -9,9 +9,11 @@ from typing import Protocol
 
 from python_backends.engines.protocol import Finish
 from python_backends.errors import ServingError
+from python_backends.router.channel import Tokens
 from python_backends.router.prompt import Prompt
 from python_backends.router.request import VlmRequest
 from python_backends.router.stages import Embedding
+from python_backends.router.text import TextAssembler
 
 
 @dataclass
@@ -61,48 +63,56 @@ class Client(Protocol):
 class Answer:
     """What has been answered so far to one request."""
 
-    def __init__(self, request: VlmRequest, prompt: Prompt, client: Client, begin: float) -> None:
-        self.output_tokens = 0
-        self.input_tokens = 0
+    def __init__(self, request: VlmRequest, prompt: Prompt, assembler: TextAssembler, client: Client, begin: float):
         self.timing = Timing()
+        self.tokens: list[int] = []
+        self.ended = False
+        self._input_tokens = prompt.text_tokens
         self._request = request
+        self._assembler = assembler
         self._client = client
         self._begin = begin
         self._text = prompt.text if request.echo_input else ""
 
     def encoded(self, embeddings: Sequence[Embedding]) -> None:
         """The visual tokens are there."""
+        self._input_tokens += sum(len(e.visual_tokens) for e in embeddings)
         if embeddings:
             last = max(embeddings, key=lambda e: e.ready_s)
             self.timing.decode_ms, self.timing.encode_ms = last.decode_ms, last.encode_ms
 
-    def tokens(self, count: int, prefill_ms: float) -> None:
-        """Tokens have arrived."""
-        if self.output_tokens == 0 and count:
-            t = self.timing
-            t.prefill_ms = prefill_ms
-            t.first_token_ms = (time.monotonic() - self._begin) * 1e3
-            stages_ms = (t.decode_ms or 0.0) + (t.encode_ms or 0.0) + prefill_ms
-            t.queue_ms = max(0.0, t.first_token_ms - stages_ms)
-
-        self.output_tokens += count
-
-    def text(self, text: str) -> None:
-        """More text, to be sent now or at the end."""
-        self._text += text
-        if self._request.stream and self._text:
+    def add(self, news: Tokens) -> None:
+        """Tokens have come; sends what they make certain, and the end when it is one."""
+        if news.tokens and not self.tokens:
+            self._note_first_token(news.prefill_ms)
+        self.tokens += news.tokens
+        self._text += self._assembler.feed(news.tokens)
+        if self._assembler.stopped:
+            self._finish(Finish.STOP)
+        elif news.finish is not Finish.RUNNING:
+            self._text += self._assembler.finish()
+            self._finish(news.finish)
+        elif self._request.stream and self._text:
             self._client.send(Piece(self._text), last=False)
             self._text = ""
 
-    def finish(self, text: str, reason: Finish) -> None:
+    def _note_first_token(self, prefill_ms: float) -> None:
+        t = self.timing
+        t.prefill_ms = prefill_ms
+        t.first_token_ms = (time.monotonic() - self._begin) * 1e3
+        stages_ms = (t.decode_ms or 0.0) + (t.encode_ms or 0.0) + prefill_ms
+        t.queue_ms = max(0.0, t.first_token_ms - stages_ms)
+
+    def _finish(self, reason: Finish) -> None:
         """The last text, with the figures."""
+        self.ended = True
         self.timing.total_ms = (time.monotonic() - self._begin) * 1e3
         wanted = self._request.wanted
         piece = Piece(
-            self._text + text,
+            self._text,
             reason.name.lower() if wanted.finish_reason else None,
-            self.input_tokens if wanted.num_input_tokens else None,
-            self.output_tokens if wanted.num_output_tokens else None,
+            self._input_tokens if wanted.num_input_tokens else None,
+            len(self.tokens) if wanted.num_output_tokens else None,
             self.timing if wanted.timing else None,
         )
         self._client.send(piece, last=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from python_backends.errors import ServingError
+from python_backends.errors import ServingError, Status
 from python_backends.router.dispatch import Ticket
 from python_backends.router.stages import Embedding, Stages
+
+log = logging.getLogger(__name__)
 
 
 class FanOut:
@@ -39,8 +42,19 @@ class FanOut:
     async def _embed_one(self, index: int, image: bytes, ticket: Ticket) -> Embedding:
         await ticket.encode_turn(index)
         try:
-            embedding = await asyncio.get_running_loop().run_in_executor(self._threads, self._stages.embed, image)
+            embedding = await self._call(image)
         except ServingError as error:
             raise ServingError(error.status, f"image[{index}]: {error.message.removeprefix('image: ')}") from None
         ticket.encoded(index)
         return embedding
+
+    async def _call(self, image: bytes) -> Embedding:
+        """One image through the stages; again, once, when the worker that had it died."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, self._stages.embed, image)
+        except ServingError as error:
+            if error.status is not Status.UNAVAILABLE:
+                raise
+            log.warning("encoding again after: %s", error.message)
+            return await loop.run_in_executor(self._threads, self._stages.embed, image)

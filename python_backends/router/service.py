@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, load_built_deployment
-from python_backends.engines.protocol import Finish, Submission
+from python_backends.engines.protocol import Submission
 from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
 from python_backends.router.answer import Answer, Client
 from python_backends.router.channel import DecoderChannel, new_request_id
@@ -101,35 +101,17 @@ class Router:
         record |= {"modality": "image" if request.images else "text", "images": len(request.images)}
         record |= {"text_tokens": prompt.text_tokens, "visual_tokens": visual}
         max_tokens = self._check_context(request, prompt, visual)
-        answer = Answer(request, prompt, client, begin)
+        assembler = TextAssembler(self._tokenizer, request.sampling.stop)
+        answer = Answer(request, prompt, assembler, client, begin)
         ticket = self._dispatcher.arrive(self._job(request, urgency, prompt, max_tokens))
         try:
             embeddings = await self._fan_out.embed(request.images, ticket)
             answer.encoded(embeddings)
             channel = self._channels[await ticket.replica()]
-            await self._stream(channel, self._submission(request, prompt, embeddings, max_tokens), answer, ticket)
+            await _stream(channel, self._submission(request, prompt, embeddings, max_tokens), answer, ticket)
         finally:
             ticket.close()
-        record |= {"output_tokens": answer.output_tokens, **answer.timing.rounded()}
-
-    async def _stream(self, channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
-        answer.input_tokens = len(submission.tokens)
-        assembler = TextAssembler(self._tokenizer, submission.sampling.stop)
-        sequence = channel.submit(submission)
-        try:
-            async for news in sequence:
-                ticket.token()
-                answer.tokens(len(news.tokens), news.prefill_ms)
-                text = assembler.feed(news.tokens)
-                if assembler.stopped:
-                    answer.finish(text, Finish.STOP)
-                    return
-                if news.finish is not Finish.RUNNING:
-                    answer.finish(text + assembler.finish(), news.finish)
-                    return
-                answer.text(text)
-        finally:
-            channel.cancel(sequence)
+        record |= {"output_tokens": len(answer.tokens), **answer.timing.rounded()}
 
     def _job(self, request: VlmRequest, urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
         modality = Modality.IMAGE if request.images else Modality.TEXT
@@ -198,3 +180,42 @@ async def _in_time(urgency: Urgency, answer: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait_for(answer, urgency.deadline_ms / 1e3)
     except asyncio.TimeoutError:
         raise unavailable(f"deadline_ms: the answer was not complete within {urgency.deadline_ms:g} ms") from None
+
+
+async def _stream(channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
+    """Follow a sequence to its end; when its engine dies, go on once after its last token."""
+    try:
+        await _follow(channel, submission, answer, ticket)
+    except ServingError as error:
+        if error.status is not Status.UNAVAILABLE:
+            raise
+        log.warning("going on after %d tokens after: %s", len(answer.tokens), error.message)
+        await _follow(channel, continued(submission, answer.tokens), answer, ticket)
+
+
+async def _follow(channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
+    sequence = channel.submit(submission)
+    try:
+        async for news in sequence:
+            ticket.token()
+            answer.add(news)
+            if answer.ended:
+                return
+    finally:
+        channel.cancel(sequence)
+
+
+def continued(submission: Submission, so_far: list[int]) -> Submission:
+    """The rest of a sequence: its prompt and the tokens it has already are the new prompt.
+
+    Penalties count from here on, and a seed begins anew: the engine keeps both per sequence.
+    """
+    sampling, done = submission.sampling, len(so_far)
+    assert sampling.max_tokens is not None
+    left = {"max_tokens": sampling.max_tokens - done, "min_tokens": max(0, sampling.min_tokens - done)}
+    return Submission(
+        request_id=new_request_id(),
+        tokens=np.concatenate([submission.tokens, np.array(so_far, np.int32)]),
+        visual_tokens=submission.visual_tokens,
+        sampling=sampling.model_copy(update=left),
+    )
