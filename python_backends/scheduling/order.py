@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from python_backends.scheduling.budgets import MeasuredRate
 from python_backends.scheduling.jobs import Job, Modality
 
+_MODALITIES = tuple(Modality)
 POLICIES = ("fcfs", "text_first", "slo")
 _RANKS = {Modality.TEXT: 0, Modality.IMAGE: 1, Modality.VIDEO: 2}
 
@@ -74,6 +75,8 @@ class WaitingLine:
 
     def first(self, now: float) -> Job | None:
         """Who is next; stays in the line."""
+        if not self._waiting:
+            return None
         self._age(now)
         modality = self._next_aged()
         if modality is not None:
@@ -123,7 +126,7 @@ class WaitingLine:
         self._aged[modality].append(entry)
 
     def _next_aged(self) -> Modality | None:
-        return min((m for m in Modality if self._has_aged(m)), key=lambda m: self._served[m], default=None)
+        return min((m for m in _MODALITIES if self._has_aged(m)), key=self._served.__getitem__, default=None)
 
     def _has_aged(self, modality: Modality) -> bool:
         line = self._aged[modality]
