@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import time
 
+from perf.plant import Plant, arrivals, settings
 from python_backends.scheduling.jobs import Action
 from python_backends.scheduling.order import POLICIES
 from python_backends.scheduling.scheduler import Scheduler
-from tests.fakes.plant import Plant, settings
-from tests.test_scheduler import arrivals
 
 
 class Quiet(Plant):

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from perf.plant import CLASSES, SLO_S, Plant, arrivals, job, settings
 from python_backends.errors import Status
 from python_backends.scheduling.budgets import EncodeController
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
 from python_backends.scheduling.order import POLICIES
 from python_backends.scheduling.scheduler import ClassPolicy, Scheduler
-from tests.fakes.plant import CLASSES, Plant, settings
-
-SLO_S = {Modality.TEXT: 0.5, Modality.IMAGE: 2.0, Modality.VIDEO: 8.0}
-
-
-def job(number: int, at: float = 0.0, images: int = 0, prompt: int = 32, answer: int = 8) -> Job:
-    modality = Modality.IMAGE if images else Modality.TEXT
-    return Job(number, modality, (64,) * images, prompt + 64 * images, answer, at, SLO_S[modality])
 
 
 def submits(actions: list[Action]) -> list[int]:
@@ -126,15 +116,6 @@ def test_controller_gives_all_when_nobody_decodes() -> None:
     controller.gap(0.3)
     assert controller.tick() < 1000
     assert controller.tick() == 1000
-
-
-def arrivals(count: int, rate: float, image_share: float, seed: int = 7) -> Iterator[Job]:
-    rng = random.Random(seed)
-    now = 0.0
-    for number in range(count):
-        now += rng.expovariate(rate)
-        images = rng.randint(1, 4) if rng.random() < image_share else 0
-        yield job(number, now, images, prompt=rng.randint(8, 200), answer=rng.randint(1, 64))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,15 +1,17 @@
-"""A fake plant for the scheduler: encoders and replicas of fixed speed in virtual time."""
+"""A simulated plant for the production scheduler: encoders and replicas of fixed speed, in virtual time."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
 from python_backends.scheduling.scheduler import ClassPolicy, Scheduler, SchedulerSettings
 
+SLO_S = {Modality.TEXT: 0.5, Modality.IMAGE: 2.0, Modality.VIDEO: 8.0}
 CLASSES = {modality: ClassPolicy(queue_limit=1_000_000, weight=1.0) for modality in Modality}
 
 
@@ -90,3 +92,19 @@ class Plant:
     def _at(self, when: float, kind: str, job_id: int, item: int = 0) -> None:
         self._number += 1
         heapq.heappush(self._events, (when, self._number, kind, job_id, item))
+
+
+def arrivals(count: int, rate: float, image_share: float, seed: int = 7) -> Iterator[Job]:
+    """Poisson arrivals at `rate` a second; `image_share` of them with one to four pictures of 64 visual tokens."""
+    rng = random.Random(seed)
+    now = 0.0
+    for number in range(count):
+        now += rng.expovariate(rate)
+        images = rng.randint(1, 4) if rng.random() < image_share else 0
+        yield job(number, now, images, prompt=rng.randint(8, 200), answer=rng.randint(1, 64))
+
+
+def job(number: int, at: float = 0.0, images: int = 0, prompt: int = 32, answer: int = 8) -> Job:
+    """A request with so many pictures of 64 visual tokens, and so many prompt tokens beside them."""
+    modality = Modality.IMAGE if images else Modality.TEXT
+    return Job(number, modality, (64,) * images, prompt + 64 * images, answer, at, SLO_S[modality])
