@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from python_backends.errors import ServingError, Status, unavailable
+from python_backends.metrics import Metric
 
 
 def artifacts_folder(args: Mapping[str, str]) -> Path:
@@ -88,3 +89,31 @@ def _serving_error(error: BaseException) -> ServingError:
     if isinstance(error, ServingError):
         return error
     return ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+class TritonRegistry:
+    """Implements `metrics.Registry` on Triton's own /metrics endpoint."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
+        self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+
+    def record(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        """Make the series with its first value; one thread only."""
+        key = (metric.name, tuple(sorted(labels.items())))
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = self._make(metric, labels)
+        if metric.kind == "counter":
+            series.increment(value)
+        elif metric.kind == "gauge":
+            series.set(value)
+        else:
+            series.observe(value)
+
+    def _make(self, metric: Metric, labels: Mapping[str, str]) -> Any:
+        if metric.name not in self._families:
+            kind = getattr(pb_utils.MetricFamily, metric.kind.upper())
+            self._families[metric.name] = pb_utils.MetricFamily(metric.name, metric.help, kind)
+        buckets = {"buckets": list(metric.buckets)} if metric.buckets else {}
+        return self._families[metric.name].Metric(labels=dict(labels), **buckets)

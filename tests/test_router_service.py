@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, parse_deployment
 from python_backends.engines.protocol import VISUAL_TOKEN, Finish
 from python_backends.errors import ServingError, Status, unavailable
+from python_backends.metrics import ALL, Metric, document
 from python_backends.router.answer import Piece
 from python_backends.router.service import Router
 from tests.fakes.stages import HIDDEN, TOKENS, FakeStages
@@ -67,9 +68,25 @@ def artifacts(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(artifacts: Path, stages: FakeStages, scenario: Callable[[Router], Awaitable[None]]) -> None:
+class Counts:
+    """A metrics registry that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], list[float]] = {}
+
+    def record(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        assert sorted(labels) == sorted(metric.labels)
+        self.values.setdefault((metric.name, *labels.values()), []).append(value)
+
+
+def run(
+    artifacts: Path,
+    stages: FakeStages,
+    scenario: Callable[[Router], Awaitable[None]],
+    registry: Counts | None = None,
+) -> None:
     async def main() -> None:
-        router = Router(stages, artifacts)
+        router = Router(stages, artifacts, registry or Counts())
         try:
             await asyncio.wait_for(scenario(router), 20)
         finally:
@@ -351,3 +368,31 @@ def test_no_more_sequences_run_than_the_limit(artifacts: Path) -> None:
 
     run(artifacts, stages, scenario)
     assert [client.text for client in clients] == ["A"] * 5
+
+
+def test_requests_are_counted_by_modality_and_outcome(artifacts: Path) -> None:
+    counts = Counts()
+
+    async def scenario(router: Router) -> None:
+        await router.serve(tensors("Q"), "{}", Recorder())
+        await router.serve(tensors("Q", b"1"), "{}", Recorder())
+        await router.serve(tensors("Q", b"junk"), "{}", Recorder())
+        await router.serve({}, "{}", Recorder())
+
+    run(artifacts, FakeStages(b"abc"), scenario, counts)
+    outcomes = {key[1:]: len(v) for key, v in counts.values.items() if key[0] == "tvlm_requests_total"}
+    assert outcomes == {
+        ("text", "ok"): 1,
+        ("image", "ok"): 1,
+        ("image", "INVALID_ARG"): 1,
+        ("unknown", "INVALID_ARG"): 1,
+    }
+    assert counts.values[("tvlm_output_tokens_total",)] == [3, 3]
+    assert counts.values[("tvlm_encode_seconds", "image")] == [0.002]
+    assert ("tvlm_encode_seconds", "text") not in counts.values
+
+
+def test_page_of_metrics_is_the_code_s() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    assert page == document()
+    assert len({metric.name for metric in ALL}) == len(ALL)

@@ -67,12 +67,20 @@ class Answer:
         self.timing = Timing()
         self.tokens: list[int] = []
         self.ended = False
+        self.longest_gap_s = 0.0
+        self._last_token_s = 0.0
         self._input_tokens = prompt.text_tokens
         self._request = request
         self._assembler = assembler
         self._client = client
         self._begin = begin
         self._text = prompt.text if request.echo_input else ""
+
+    @property
+    def time_per_token_s(self) -> float:
+        """Mean time between the tokens so far; there must be two."""
+        first_s = self._begin + self.timing.first_token_ms / 1e3
+        return (self._last_token_s - first_s) / (len(self.tokens) - 1)
 
     def encoded(self, embeddings: Sequence[Embedding]) -> None:
         """The visual tokens are there."""
@@ -83,8 +91,8 @@ class Answer:
 
     def add(self, news: Tokens) -> None:
         """Tokens have come; sends what they make certain, and the end when it is one."""
-        if news.tokens and not self.tokens:
-            self._note_first_token(news.prefill_ms)
+        if news.tokens:
+            self._note_time(news.prefill_ms)
         self.tokens += news.tokens
         self._text += self._assembler.feed(news.tokens)
         if self._assembler.stopped:
@@ -95,6 +103,14 @@ class Answer:
         elif self._request.stream and self._text:
             self._client.send(Piece(self._text), last=False)
             self._text = ""
+
+    def _note_time(self, prefill_ms: float) -> None:
+        now = time.monotonic()
+        if self.tokens:
+            self.longest_gap_s = max(self.longest_gap_s, now - self._last_token_s)
+        else:
+            self._note_first_token(prefill_ms)
+        self._last_token_s = now
 
     def _note_first_token(self, prefill_ms: float) -> None:
         t = self.timing

@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from python_backends import metrics
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import Deployment
+from python_backends.metrics import Metrics
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
 from python_backends.scheduling.scheduler import ClassPolicy, Scheduler, SchedulerSettings
 
@@ -17,7 +19,8 @@ TICK_S = 0.1
 class Dispatcher:
     """One for the router; lives on its event loop."""
 
-    def __init__(self, deployment: Deployment, checkpoint: Checkpoint) -> None:
+    def __init__(self, deployment: Deployment, checkpoint: Checkpoint, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._scheduler = Scheduler(scheduler_settings(deployment, checkpoint))
         self._tickets: dict[int, Ticket] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -64,6 +67,18 @@ class Dispatcher:
         while self._tickets:
             await asyncio.sleep(TICK_S)
             self.do(self._scheduler.tick(time.monotonic()))
+            self._show()
+        self._show()
+
+    def _show(self) -> None:
+        scheduler, record = self._scheduler, self._metrics.record
+        for modality, waiting in scheduler.waiting.items():
+            record(metrics.WAITING, waiting, modality=modality.value)
+        for replica, running in enumerate(scheduler.running):
+            record(metrics.RUNNING, running, replica=str(replica))
+            record(metrics.PREFILL_TOKENS, scheduler.prefill_tokens_in_flight[replica], replica=str(replica))
+        record(metrics.ENCODE_TOKENS, sum(scheduler.encode_tokens_in_flight))
+        record(metrics.ENCODE_BUDGET, scheduler.encode_budget_tokens)
 
 
 class Ticket:

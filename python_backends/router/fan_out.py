@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from python_backends.errors import ServingError, Status
+from python_backends.metrics import RETRIES, Metrics
 from python_backends.router.dispatch import Ticket
 from python_backends.router.stages import Embedding, Stages
 
@@ -17,7 +18,8 @@ log = logging.getLogger(__name__)
 class FanOut:
     """Encodes the images of all requests, each when the scheduler lets it."""
 
-    def __init__(self, stages: Stages, threads: int) -> None:
+    def __init__(self, stages: Stages, threads: int, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._stages = stages
         self._threads = ThreadPoolExecutor(threads, "embed")  # a BLS call blocks its thread
 
@@ -57,4 +59,5 @@ class FanOut:
             if error.status is not Status.UNAVAILABLE:
                 raise
             log.warning("encoding again after: %s", error.message)
+            self._metrics.record(RETRIES, 1, stage="encode")
             return await loop.run_in_executor(self._threads, self._stages.embed, image)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Coroutine, Mapping
@@ -18,11 +17,13 @@ from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, load_built_deployment
 from python_backends.engines.protocol import Submission
 from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
+from python_backends.metrics import RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
 from python_backends.router.channel import DecoderChannel, new_request_id
 from python_backends.router.dispatch import Dispatcher, Ticket
 from python_backends.router.fan_out import FanOut
 from python_backends.router.prompt import Prompt, PromptBuilder
+from python_backends.router.record import RequestRecord
 from python_backends.router.request import VlmRequest, parse_request
 from python_backends.router.stages import Embedding, Stages
 from python_backends.router.text import TextAssembler
@@ -37,15 +38,16 @@ CANCEL_POLL_S = 0.1
 class Router:
     """Serves requests on one event loop; make it there."""
 
-    def __init__(self, stages: Stages, artifacts: Path) -> None:
+    def __init__(self, stages: Stages, artifacts: Path, registry: Registry) -> None:
+        self._metrics = Metrics(registry)
         self._checkpoint: Checkpoint = load_checkpoint(artifacts)
         self._deployment: Deployment = load_built_deployment(artifacts)
         self._tokenizer = Tokenizer.from_file(str(artifacts / "tokenizer.json"))
         self._prompts = PromptBuilder(
             self._tokenizer, (artifacts / "chat_template.jinja").read_text(), self._checkpoint.image_token
         )
-        self._dispatcher = Dispatcher(self._deployment, self._checkpoint)
-        self._fan_out = FanOut(stages, self._most_images_in_encode())
+        self._dispatcher = Dispatcher(self._deployment, self._checkpoint, self._metrics)
+        self._fan_out = FanOut(stages, self._most_images_in_encode(), self._metrics)
         self._channels = [DecoderChannel(stages, i) for i in range(self._deployment.pools.text.replicas)]
         self._active: dict[asyncio.Task[None], Client] = {}
         self._watch = asyncio.create_task(self._watch_clients())
@@ -68,50 +70,59 @@ class Router:
         for task in self._active:
             task.cancel()
         self._dispatcher.close()
+        self._metrics.close()
         self._fan_out.close()
         for channel in self._channels:
             channel.close()
 
     async def _serve(self, arrays: Mapping[str, NDArray[Any]], parameters: str, client: Client) -> None:
-        record: dict[str, Any] = {}
+        record = RequestRecord()
         begin = time.monotonic()
         try:
             request = parse_request(arrays, self._deployment.limits, self._checkpoint.image_token)
             urgency = parse_urgency(parameters)
             await _in_time(urgency, self._answer(request, urgency, client, begin, record))
-            record["outcome"] = "ok"
-        except ServingError as error:
-            record |= {"outcome": error.status.value, "error": error.message}
-            client.fail(error)
         except asyncio.CancelledError:
-            record["outcome"] = Status.CANCELLED.value
-            client.fail(cancelled())
+            _fail(client, cancelled(), record)
+        except ServingError as error:
+            _fail(client, error, record)
         except Exception as error:
             log.exception("a request failed")
-            record |= {"outcome": Status.INTERNAL.value, "error": repr(error)}
-            client.fail(ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}"))
+            _fail(client, ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}"), record)
         finally:
-            log.info("%s", json.dumps(record | {"total_ms": round((time.monotonic() - begin) * 1e3, 1)}))
+            record.write((time.monotonic() - begin) * 1e3)
+            record.count(self._metrics)
 
     async def _answer(
-        self, request: VlmRequest, urgency: Urgency, client: Client, begin: float, record: dict[str, Any]
+        self, request: VlmRequest, urgency: Urgency, client: Client, begin: float, record: RequestRecord
     ) -> None:
+        modality = Modality.IMAGE if request.images else Modality.TEXT
+        record.modality, record.images = modality.value, len(request.images)
         prompt = self._prompts.build(request.messages)
-        visual = self._checkpoint.tokens_per_tile * len(request.images)
-        record |= {"modality": "image" if request.images else "text", "images": len(request.images)}
-        record |= {"text_tokens": prompt.text_tokens, "visual_tokens": visual}
-        max_tokens = self._check_context(request, prompt, visual)
+        record.text_tokens = prompt.text_tokens
+        record.visual_tokens = self._checkpoint.tokens_per_tile * len(request.images)
+        max_tokens = self._check_context(request, prompt, record.visual_tokens)
         assembler = TextAssembler(self._tokenizer, request.sampling.stop)
-        answer = Answer(request, prompt, assembler, client, begin)
+        record.answer = answer = Answer(request, prompt, assembler, client, begin)
         ticket = self._dispatcher.arrive(self._job(request, urgency, prompt, max_tokens))
         try:
             embeddings = await self._fan_out.embed(request.images, ticket)
             answer.encoded(embeddings)
             channel = self._channels[await ticket.replica()]
-            await _stream(channel, self._submission(request, prompt, embeddings, max_tokens), answer, ticket)
+            await self._stream(channel, self._submission(request, prompt, embeddings, max_tokens), answer, ticket)
         finally:
             ticket.close()
-        record |= {"output_tokens": len(answer.tokens), **answer.timing.rounded()}
+
+    async def _stream(self, channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
+        """Follow a sequence to its end; when its engine dies, go on once after its last token."""
+        try:
+            await _follow(channel, submission, answer, ticket)
+        except ServingError as error:
+            if error.status is not Status.UNAVAILABLE:
+                raise
+            log.warning("going on after %d tokens after: %s", len(answer.tokens), error.message)
+            self._metrics.record(RETRIES, 1, stage="decode")
+            await _follow(channel, continued(submission, answer.tokens), answer, ticket)
 
     def _job(self, request: VlmRequest, urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
         modality = Modality.IMAGE if request.images else Modality.TEXT
@@ -182,15 +193,9 @@ async def _in_time(urgency: Urgency, answer: Coroutine[Any, Any, None]) -> None:
         raise unavailable(f"deadline_ms: the answer was not complete within {urgency.deadline_ms:g} ms") from None
 
 
-async def _stream(channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
-    """Follow a sequence to its end; when its engine dies, go on once after its last token."""
-    try:
-        await _follow(channel, submission, answer, ticket)
-    except ServingError as error:
-        if error.status is not Status.UNAVAILABLE:
-            raise
-        log.warning("going on after %d tokens after: %s", len(answer.tokens), error.message)
-        await _follow(channel, continued(submission, answer.tokens), answer, ticket)
+def _fail(client: Client, error: ServingError, record: RequestRecord) -> None:
+    record.outcome, record.error = error.status.value, error.message
+    client.fail(error)
 
 
 async def _follow(channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:

@@ -64,7 +64,7 @@ class TritonPythonModel:
 
     async def execute(self, requests: list[Any]) -> None:
         if self._router is None:  # it belongs to the event loop, which there is only now
-            self._router = Router(TritonStages(), self._artifacts)
+            self._router = Router(TritonStages(), self._artifacts, triton_io.TritonRegistry())
         await asyncio.gather(*(self._serve(self._router, request) for request in requests))
 
     async def _serve(self, router: Router, request: Any) -> None:

@@ -1,0 +1,119 @@
+"""Every metric of the product: names, labels and meaning. docs/metrics.md is made from this list.
+
+They appear on Triton's own /metrics endpoint. Names end in their unit, as Prometheus asks.
+
+    python -m python_backends.metrics > docs/metrics.md
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One family. `buckets` are upper bounds; only histograms have them."""
+
+    name: str
+    kind: str  # counter, gauge, histogram
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+
+def _histogram(name: str, text: str) -> Metric:
+    return Metric(name, "histogram", ("modality",), text, _SECONDS)
+
+
+REQUESTS = Metric("tvlm_requests_total", "counter", ("modality", "outcome"), "Requests that ended, by status.")
+RETRIES = Metric("tvlm_retries_total", "counter", ("stage",), "Work done again after a worker died.")
+TTFT = _histogram("tvlm_time_to_first_token_seconds", "From the request's arrival to its first token.")
+TPOT = _histogram("tvlm_time_per_output_token_seconds", "Mean time between the tokens of a request.")
+LONGEST_GAP = _histogram("tvlm_longest_token_gap_seconds", "Longest time between two tokens of a request.")
+QUEUE = _histogram("tvlm_queue_seconds", "Time to first token that was spent in no stage.")
+DECODE = _histogram("tvlm_decode_seconds", "Media decode of the image that was ready last.")
+ENCODE = _histogram("tvlm_encode_seconds", "Vision encode of the image that was ready last.")
+PREFILL = _histogram("tvlm_prefill_seconds", "From the first step that could take a sequence to its first token.")
+INPUT_TOKENS = Metric("tvlm_input_tokens_total", "counter", ("kind",), "Prompt tokens: text, visual.")
+OUTPUT_TOKENS = Metric("tvlm_output_tokens_total", "counter", (), "Answer tokens.")
+WAITING = Metric("tvlm_waiting_requests", "gauge", ("modality",), "Admitted and not with a replica yet.")
+RUNNING = Metric("tvlm_running_sequences", "gauge", ("replica",), "Sequences with a replica.")
+ENCODE_TOKENS = Metric("tvlm_encode_tokens", "gauge", (), "Visual tokens in encode now.")
+PREFILL_TOKENS = Metric(
+    "tvlm_prefill_tokens", "gauge", ("replica",), "Prompt tokens with a replica, not yet prefilled."
+)
+ENCODE_BUDGET = Metric("tvlm_encode_budget_tokens", "gauge", (), "The encode budget, as the controller has set it.")
+
+ALL = (
+    REQUESTS, RETRIES, TTFT, TPOT, LONGEST_GAP, QUEUE, DECODE, ENCODE, PREFILL, INPUT_TOKENS, OUTPUT_TOKENS, WAITING,
+    RUNNING, ENCODE_TOKENS, PREFILL_TOKENS, ENCODE_BUDGET,
+)  # fmt: skip
+
+
+class Registry(Protocol):
+    """Where values go; the Triton one is in `triton_io`."""
+
+    def record(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        """Counters add the value, gauges take it, histograms count it."""
+
+
+class Metrics:
+    """Records from the event loop without waiting: every value is a round trip to tritonserver."""
+
+    _LIMIT = 10_000  # values that wait; more are dropped, and said so once
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._values: queue.Queue[tuple[Metric, float, Mapping[str, str]] | None] = queue.Queue(self._LIMIT)
+        self._dropped = False
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def record(self, metric: Metric, value: float, **labels: str) -> None:
+        """See `Registry`."""
+        try:
+            self._values.put_nowait((metric, value, labels))
+        except queue.Full:
+            if not self._dropped:
+                self._dropped = True
+                log.warning("metrics fall behind; some values are dropped")
+
+    def close(self) -> None:
+        """Record what waits, then stop."""
+        self._values.put(None)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (item := self._values.get()) is not None:
+            metric, value, labels = item
+            try:
+                self._registry.record(metric, value, labels)
+            except Exception:
+                log.exception("%s could not be recorded", metric.name)
+
+
+def document() -> str:
+    """docs/metrics.md."""
+    rows = "\n".join(f"| `{m.name}` | {m.kind} | {', '.join(m.labels) or '-'} | {m.help} |" for m in ALL)
+    bounds = ", ".join(f"{bound:g}" for bound in _SECONDS)
+    return (
+        "# Metrics\n\n"
+        "Made from `python_backends/metrics.py` (`python -m python_backends.metrics`). They appear on Triton's\n"
+        "/metrics endpoint, beside Triton's own `nv_*` ones.\n\n"
+        f"| name | kind | labels | meaning |\n|---|---|---|---|\n{rows}\n\n"
+        f"Histograms have the bounds {bounds} (seconds). `modality` is text, image or video;\n"
+        "`outcome` is ok or the status of the error.\n"
+    )
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,83 @@
+"""Real processes killed and stopped: what clients see of it."""
+
+from __future__ import annotations
+
+import signal
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from client import VlmClient
+from client.serving.server import Endpoints
+from tests.test_server import picture
+
+pytestmark = pytest.mark.server
+
+STORY = "Tell me a long story about a fox."
+
+
+@pytest.fixture
+def vlm(demo_server: Endpoints) -> Iterator[VlmClient]:
+    with VlmClient(demo_server.grpc) as client:
+        yield client
+
+
+def worker_of(model: str) -> psutil.Process:
+    """The worker process behind the (first) stub of a model."""
+    stubs = [p for p in psutil.process_iter(["cmdline"]) if f"/{model}/1/model.py" in " ".join(p.info["cmdline"] or [])]
+    return next(child for stub in stubs for child in stub.children())
+
+
+def metric(server: Endpoints, name: str, **labels: str) -> float:
+    """One sample of /metrics, 0 while there is none."""
+    with urllib.request.urlopen(server.metrics, timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [s for family in families for s in family.samples if s.name == name]
+    return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_stream_goes_on_after_its_last_token_when_the_engine_is_killed_or_stopped(
+    demo_server: Endpoints, vlm: VlmClient, blow: signal.Signals
+) -> None:
+    options = {"max_tokens": 60, "ignore_eos": True}
+    undisturbed = vlm.generate(STORY, **options).text
+    retries = metric(demo_server, "tvlm_retries_total", stage="decode")
+    stream = vlm.stream(STORY, **options)
+    pieces = [next(stream) for _ in range(10)]
+    worker_of("llm_decoder_0").send_signal(blow)
+    pieces += stream
+    assert "".join(pieces) == undisturbed
+    assert stream.answer.usage.num_output_tokens == 60
+    assert metric(demo_server, "tvlm_retries_total", stage="decode") == retries + 1
+
+
+@pytest.mark.parametrize("stage", ["image_decode", "vision_encoder"])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_image_requests_are_answered_although_a_stage_is_killed_or_stopped_under_them(
+    demo_server: Endpoints, stage: str, blow: signal.Signals
+) -> None:
+    def ask(number: int) -> str:
+        with VlmClient(demo_server.grpc) as client:
+            return client.generate("What is it?", images=[picture("red", size=100 + number)], max_tokens=4).text
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask, number) for number in range(16)]
+        answers[3].result()
+        worker_of(stage).send_signal(blow)
+        assert all(isinstance(answer.result(timeout=120), str) for answer in answers)
+
+
+def test_metrics_are_on_tritons_own_endpoint(demo_server: Endpoints, vlm: VlmClient) -> None:
+    before = metric(demo_server, "tvlm_requests_total", modality="image", outcome="ok")
+    tokens = metric(demo_server, "tvlm_output_tokens_total")
+    answer = vlm.generate("What is it?", images=[picture("red")], max_tokens=5, ignore_eos=True)
+    assert answer.usage.num_output_tokens == 5
+    assert metric(demo_server, "tvlm_requests_total", modality="image", outcome="ok") == before + 1
+    assert metric(demo_server, "tvlm_output_tokens_total") == tokens + 5
+    assert metric(demo_server, "tvlm_time_to_first_token_seconds_count", modality="image") >= 1
+    assert metric(demo_server, "tvlm_encode_budget_tokens") > 0
