@@ -28,7 +28,8 @@ def vlm(demo_server: Endpoints) -> Iterator[VlmClient]:
 
 def worker_of(model: str) -> psutil.Process:
     """The worker process behind the (first) stub of a model."""
-    stubs = [p for p in psutil.process_iter(["cmdline"]) if f"/{model}/1/model.py" in " ".join(p.info["cmdline"] or [])]
+    ours = psutil.Process().children(recursive=True)
+    stubs = [p for p in ours if f"/{model}/1/model.py" in " ".join(p.cmdline())]
     return next(child for stub in stubs for child in stub.children())
 
 
