@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from PIL.Image import Image
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -14,13 +14,14 @@ from rich.text import Text
 from client.api import VlmClient
 from client.types import Answer, StageTiming
 
+PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _TIMEOUT_S = 120
 _STAGES = ("queue", "decode", "encode", "prefill", "first_token", "total")
 
 
 @dataclass(frozen=True)
 class Question:
-    """One thing to ask; `pictures` by name, in order."""
+    """One thing to ask; `pictures` are files of docs/pictures, in order."""
 
     text: str
     pictures: Sequence[str] = ()
@@ -30,9 +31,9 @@ class Question:
 
 QUESTIONS = (
     Question("What is the capital of France?"),
-    Question("What is in the picture?", ["red circle"]),
-    Question("What is in the second picture?", ["red circle", "blue square"]),
-    Question("What is in the picture?", ["red circle"]),  # again: its visual tokens may be cached
+    Question("What colour is the circle?", ["circle.png"]),
+    Question("Which picture shows the dog, the first or the second?", ["circle.png", "dog.png"]),
+    Question("What colour is the circle?", ["circle.png"]),  # the same picture again
     Question("Name three things that one can see in a kitchen.", stream=True, max_tokens=32),
 )
 
@@ -43,15 +44,14 @@ def run_demo(url: str, console: Console) -> None:
     table.add_column("question, pictures, answer", ratio=1)
     for stage in _STAGES:
         table.add_column(stage.replace("_", "\n"), justify="right", vertical="top")
-    pictures = draw_pictures()
     with VlmClient(url) as vlm:
         for question in QUESTIONS:
-            answer = _ask(vlm, question, [pictures[name] for name in question.pictures], console)
+            answer = _ask(vlm, question, [PICTURES / name for name in question.pictures], console)
             table.add_row(_summary(question, answer), *_cells(answer.timing))
     console.print(table)
 
 
-def _ask(vlm: VlmClient, question: Question, images: Sequence[Image], console: Console) -> Answer:
+def _ask(vlm: VlmClient, question: Question, images: Sequence[Path], console: Console) -> Answer:
     options = {"max_tokens": question.max_tokens, "temperature": 0, "timeout_s": _TIMEOUT_S}
     if not question.stream:
         return vlm.generate(question.text, images, **options)
@@ -72,14 +72,3 @@ def _summary(question: Question, answer: Answer) -> Text:
 def _cells(timing: StageTiming) -> list[str]:
     values = [getattr(timing, f"{stage}_ms") for stage in _STAGES]
     return ["-" if value is None else f"{value:,.0f}" for value in values]
-
-
-def draw_pictures() -> dict[str, Image]:
-    """The pictures of the questions, by name."""
-    from PIL import Image as images  # noqa: PLC0415
-    from PIL import ImageDraw  # noqa: PLC0415
-
-    circle, square = (images.new("RGB", (224, 224), "white") for _ in range(2))
-    ImageDraw.Draw(circle).ellipse((52, 52, 172, 172), fill="red")
-    ImageDraw.Draw(square).rectangle((52, 52, 172, 172), fill="blue")
-    return {"red circle": circle, "blue square": square}
