@@ -97,6 +97,12 @@ class SchedulerSection(_Section):
     classes: RequestClasses = RequestClasses()
 
 
+class Cache(_Section):
+    """What is kept to be used again."""
+
+    encoder_mb: int = Field(64, ge=0)  # visual tokens of images seen before, oldest out first; 0: none
+
+
 class Limits(_Section):
     """What a request may ask for; beyond it a request is refused with the limit's name."""
 
@@ -114,6 +120,7 @@ class Deployment(_Section):
     profile: Literal["cpu"] = "cpu"
     pools: Pools = Pools()
     scheduler: SchedulerSection = SchedulerSection()
+    cache: Cache = Cache()
     limits: Limits = Limits()
 
 

@@ -45,6 +45,9 @@ ENCODE = _histogram("tvlm_encode_seconds", "Vision encode of the image that was 
 PREFILL = _histogram("tvlm_prefill_seconds", "From the first step that could take a sequence to its first token.")
 INPUT_TOKENS = Metric("tvlm_input_tokens_total", "counter", ("kind",), "Prompt tokens: text, visual.")
 OUTPUT_TOKENS = Metric("tvlm_output_tokens_total", "counter", (), "Answer tokens.")
+CACHE_QUERIES = Metric("tvlm_encoder_cache_queries_total", "counter", (), "Images looked up in the encoder cache.")
+CACHE_HITS = Metric("tvlm_encoder_cache_hits_total", "counter", (), "Images found there, and so not encoded.")
+CACHE_BYTES = Metric("tvlm_encoder_cache_bytes", "gauge", (), "Visual tokens in the encoder cache.")
 WAITING = Metric("tvlm_waiting_requests", "gauge", ("modality",), "Admitted and not with a replica yet.")
 RUNNING = Metric("tvlm_running_sequences", "gauge", ("replica",), "Sequences with a replica.")
 ENCODE_TOKENS = Metric("tvlm_encode_tokens", "gauge", (), "Visual tokens in encode now.")
@@ -54,8 +57,8 @@ PREFILL_TOKENS = Metric(
 ENCODE_BUDGET = Metric("tvlm_encode_budget_tokens", "gauge", (), "The encode budget, as the controller has set it.")
 
 ALL = (
-    REQUESTS, RETRIES, TTFT, TPOT, LONGEST_GAP, QUEUE, DECODE, ENCODE, PREFILL, INPUT_TOKENS, OUTPUT_TOKENS, WAITING,
-    RUNNING, ENCODE_TOKENS, PREFILL_TOKENS, ENCODE_BUDGET,
+    REQUESTS, RETRIES, TTFT, TPOT, LONGEST_GAP, QUEUE, DECODE, ENCODE, PREFILL, INPUT_TOKENS, OUTPUT_TOKENS,
+    CACHE_QUERIES, CACHE_HITS, CACHE_BYTES, WAITING,    RUNNING, ENCODE_TOKENS, PREFILL_TOKENS, ENCODE_BUDGET,
 )  # fmt: skip
 
 

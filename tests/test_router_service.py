@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +20,7 @@ from python_backends.errors import ServingError, Status, unavailable
 from python_backends.metrics import ALL, Metric, document
 from python_backends.router.answer import Piece
 from python_backends.router.service import Router
-from tests.fakes.stages import HIDDEN, TOKENS, FakeStages
+from tests.fakes.stages import BROKEN, HIDDEN, TOKENS, FakeStages, gif
 from tests.fakes.tokenizer import byte_tokenizer
 
 TEMPLATE = (
@@ -116,12 +117,12 @@ def test_text_request_is_answered_and_never_touches_the_vision_stages(artifacts:
 
 def test_images_keep_their_order_whatever_order_they_are_ready_in(artifacts: Path) -> None:
     stages, client = FakeStages(), Recorder()
-    later = {b"1": threading.Event(), b"2": threading.Event()}
+    later = {1: threading.Event(), 2: threading.Event()}
 
-    def wait_for_the_next(image: bytes) -> None:  # 3 is ready first, then 2, then 1
+    def wait_for_the_next(image: int) -> None:  # 3 is ready first, then 2, then 1
         if image in later:
             assert later[image].wait(10)
-        before = {b"3": b"2", b"2": b"1"}.get(image)
+        before = {3: 2, 2: 1}.get(image)
         if before:
             later[before].set()
 
@@ -129,10 +130,10 @@ def test_images_keep_their_order_whatever_order_they_are_ready_in(artifacts: Pat
     run(
         artifacts,
         stages,
-        lambda router: router.serve(tensors("a<image>b<image>c<image>", b"1", b"2", b"3"), "{}", client),
+        lambda router: router.serve(tensors("a<image>b<image>c<image>", gif(1), gif(2), gif(3)), "{}", client),
     )
     assert client.error is None
-    assert stages.embedded == [b"3", b"2", b"1"]
+    assert stages.embedded == [3, 2, 1]
     submission = stages.submissions[0]
     image = [VISUAL_TOKEN] * TOKENS
     assert submission.tokens.tolist() == [*b"a", *image, *b"b", *image, *b"c", *image, *b":"]
@@ -144,21 +145,76 @@ def test_bad_image_fails_its_request_with_its_index_and_no_other(artifacts: Path
 
     async def scenario(router: Router) -> None:
         await asyncio.gather(
-            router.serve(tensors("q", b"1", b"junk"), "{}", bad),
-            router.serve(tensors("q", b"2"), "{}", good),
+            router.serve(tensors("q", gif(1), gif(BROKEN)), "{}", bad),
+            router.serve(tensors("q", gif(2)), "{}", good),
         )
 
     run(artifacts, stages, scenario)
     assert bad.error is not None
-    assert bad.error.message == "image[1]: not an image: b'junk'"
+    assert bad.error.message == "image[1]: it can't be decoded"
     assert bad.error.status is Status.INVALID_ARG
     assert good.text == "ok"
+
+
+def test_what_a_header_says_is_refused_before_anything_is_encoded(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    run(artifacts, stages, lambda router: router.serve(tensors("q", gif(1), b"<svg/>"), "{}", client))
+    assert client.error is not None
+    assert client.error.message.startswith("image[1]: SVG is not supported (accepted: JPEG, PNG, ")
+    assert stages.embedded == []
+
+
+def test_same_picture_is_encoded_once_at_the_same_time_or_later_and_in_any_wrapping(artifacts: Path) -> None:
+    stages, clients = FakeStages(), [Recorder() for _ in range(4)]
+
+    async def scenario(router: Router) -> None:
+        again = base64.b64encode(gif(1))
+        await asyncio.gather(
+            router.serve(tensors("q", gif(1), gif(1), gif(2)), "{}", clients[0]),
+            router.serve(tensors("q", again), "{}", clients[1]),
+        )
+        await router.serve(tensors("q", gif(2), gif(1), return_timing=True), "{}", clients[2])
+
+    run(artifacts, stages, scenario)
+    assert sorted(stages.embedded) == [1, 2]
+    assert [client.text for client in clients[:3]] == ["ok"] * 3
+    assert stages.submissions[2].visual_tokens[:, 0].tolist() == [2.0] * TOKENS + [1.0] * TOKENS
+    timing = clients[2].pieces[-1].timing
+    assert timing is not None
+    assert (timing.decode_ms, timing.encode_ms) == (0.0, 0.0)
+
+
+def test_client_that_goes_away_takes_nothing_from_another_with_the_same_picture(artifacts: Path) -> None:
+    stages, gone, stays = FakeStages(), Recorder(), Recorder()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        entered.set()
+        assert go_on.wait(10)
+
+    stages.on_embed = hold
+
+    async def scenario(router: Router) -> None:
+        first = asyncio.create_task(router.serve(tensors("q", gif(1)), "{}", gone))
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(router.serve(tensors("q", gif(1)), "{}", stays))
+        gone.gone = True
+        await first
+        go_on.set()
+        await second
+
+    run(artifacts, stages, scenario)
+    assert gone.error is not None
+    assert gone.error.status is Status.CANCELLED
+    assert stays.text == "ok"
+    assert stages.embedded == [1]
 
 
 def test_stream_sends_pieces_and_figures_with_the_last_one(artifacts: Path) -> None:
     stages, client = FakeStages(b"abc"), Recorder()
     arrays = tensors(
-        "Q", b"1", stream=True, return_timing=True, return_num_input_tokens=True, return_num_output_tokens=True
+        "Q", gif(1), stream=True, return_timing=True, return_num_input_tokens=True, return_num_output_tokens=True
     )
     run(artifacts, stages, lambda router: router.serve(arrays, "{}", client))
     assert [piece.text for piece in client.pieces] == ["a", "b", "c"]
@@ -179,7 +235,7 @@ def test_stop_string_ends_the_sequence_in_the_engine_too(artifacts: Path) -> Non
 
 def test_prompt_is_echoed_on_request(artifacts: Path) -> None:
     client = Recorder()
-    run(artifacts, FakeStages(), lambda r: r.serve(tensors("Q", b"1", exclude_input_in_output=False), "{}", client))
+    run(artifacts, FakeStages(), lambda r: r.serve(tensors("Q", gif(1), exclude_input_in_output=False), "{}", client))
     assert client.text == "<image>Q:ok"
 
 
@@ -191,7 +247,7 @@ def test_prompt_is_echoed_on_request(artifacts: Path) -> None:
             "prompt: 65 tokens (65 of text, 0 visual) leave no room for an answer within context_tokens = 64",
         ),
         (
-            tensors("x", *[b"1"] * 8, sampling='{"max_tokens": 31}'),
+            tensors("x", *[gif(1)] * 8, sampling='{"max_tokens": 31}'),
             "max_tokens = 31 and 34 prompt tokens are over context_tokens = 64",
         ),
     ],
@@ -232,7 +288,7 @@ def test_stream_goes_on_after_its_last_token_when_the_engine_dies_once(artifacts
     stages.hold_tokens.set()
 
     async def scenario(router: Router) -> None:
-        arrays = tensors("Q", b"1", stream=True, sampling='{"max_tokens": 5, "min_tokens": 4}')
+        arrays = tensors("Q", gif(1), stream=True, sampling='{"max_tokens": 5, "min_tokens": 4}')
         serving = asyncio.create_task(router.serve(arrays, "{}", client))
         while not stages.submissions:
             await asyncio.sleep(0.001)
@@ -279,15 +335,15 @@ def test_image_whose_worker_died_is_encoded_again_once(artifacts: Path) -> None:
     stages, client = FakeStages(), Recorder()
     deaths = iter([unavailable("vision_encoder: the worker process ended with signal 9")])
 
-    def die_once(image: bytes) -> None:
+    def die_once(image: int) -> None:
         death = next(deaths, None)
         if death:
             raise death
 
     stages.on_embed = die_once
-    run(artifacts, stages, lambda router: router.serve(tensors("q", b"1"), "{}", client))
+    run(artifacts, stages, lambda router: router.serve(tensors("q", gif(1)), "{}", client))
     assert client.text == "ok"
-    assert stages.embedded == [b"1"]
+    assert stages.embedded == [1]
 
 
 def test_deadline_that_passes_ends_the_request_and_frees_its_sequence(artifacts: Path) -> None:
@@ -375,8 +431,8 @@ def test_requests_are_counted_by_modality_and_outcome(artifacts: Path) -> None:
 
     async def scenario(router: Router) -> None:
         await router.serve(tensors("Q"), "{}", Recorder())
-        await router.serve(tensors("Q", b"1"), "{}", Recorder())
-        await router.serve(tensors("Q", b"junk"), "{}", Recorder())
+        await router.serve(tensors("Q", gif(1)), "{}", Recorder())
+        await router.serve(tensors("Q", gif(BROKEN)), "{}", Recorder())
         await router.serve({}, "{}", Recorder())
 
     run(artifacts, FakeStages(b"abc"), scenario, counts)

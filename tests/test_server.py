@@ -97,6 +97,16 @@ def test_images_of_concurrent_requests_are_encoded_in_batches(demo_server: Endpo
     assert after[1] - executions < 64
 
 
+def test_same_picture_costs_one_encode(demo_server: Endpoints, vlm: VlmClient) -> None:
+    image = picture("purple", "rectangle", size=211)
+    inferences, _ = statistics(demo_server, "vision_encoder")
+    first = vlm.generate("What is it?", images=[image, image], max_tokens=4)
+    again = vlm.generate("What colour is it?", images=[image], max_tokens=4)
+    assert statistics(demo_server, "vision_encoder")[0] == inferences + 1
+    assert first.timing.encode_ms
+    assert again.timing.encode_ms == 0
+
+
 @pytest.mark.parametrize(
     ("images", "options", "status", "sentence"),
     [

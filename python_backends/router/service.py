@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from tokenizers import Tokenizer
 
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, load_built_deployment
+from python_backends.embeddings.cache import EmbeddingCache
 from python_backends.engines.protocol import Submission
 from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
+from python_backends.media.limits import ImageLimits
 from python_backends.metrics import RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
 from python_backends.router.channel import DecoderChannel, new_request_id
 from python_backends.router.dispatch import Dispatcher, Ticket
-from python_backends.router.fan_out import FanOut
+from python_backends.router.fan_out import FanOut, Picture
 from python_backends.router.prompt import Prompt, PromptBuilder
 from python_backends.router.record import RequestRecord
 from python_backends.router.request import VlmRequest, parse_request
@@ -47,7 +49,13 @@ class Router:
             self._tokenizer, (artifacts / "chat_template.jinja").read_text(), self._checkpoint.image_token
         )
         self._dispatcher = Dispatcher(self._deployment, self._checkpoint, self._metrics)
-        self._fan_out = FanOut(stages, self._most_images_in_encode(), self._metrics)
+        self._fan_out = FanOut(
+            stages,
+            self._most_images_in_encode(),
+            EmbeddingCache(self._deployment.cache.encoder_mb << 20),
+            ImageLimits.of(self._deployment.limits),
+            self._metrics,
+        )
         self._channels = [DecoderChannel(stages, i) for i in range(self._deployment.pools.text.replicas)]
         self._active: dict[asyncio.Task[None], Client] = {}
         self._watch = asyncio.create_task(self._watch_clients())
@@ -102,11 +110,12 @@ class Router:
         record.text_tokens = prompt.text_tokens
         record.visual_tokens = self._checkpoint.tokens_per_tile * len(request.images)
         max_tokens = self._check_context(request, prompt, record.visual_tokens)
+        pictures = self._fan_out.look_up(request.images)
         assembler = TextAssembler(self._tokenizer, request.sampling.stop)
         record.answer = answer = Answer(request, prompt, assembler, client, begin)
-        ticket = self._dispatcher.arrive(self._job(request, urgency, prompt, max_tokens))
+        ticket = self._dispatcher.arrive(self._job(pictures, urgency, prompt, max_tokens))
         try:
-            embeddings = await self._fan_out.embed(request.images, ticket)
+            embeddings = await self._fan_out.embed(pictures, ticket)
             answer.encoded(embeddings)
             channel = self._channels[await ticket.replica()]
             await self._stream(channel, self._submission(request, prompt, embeddings, max_tokens), answer, ticket)
@@ -124,15 +133,15 @@ class Router:
             self._metrics.record(RETRIES, 1, stage="decode")
             await _follow(channel, continued(submission, answer.tokens), answer, ticket)
 
-    def _job(self, request: VlmRequest, urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
-        modality = Modality.IMAGE if request.images else Modality.TEXT
+    def _job(self, pictures: Sequence[Picture], urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
+        modality = Modality.IMAGE if pictures else Modality.TEXT
         now = time.monotonic()
-        items = (self._checkpoint.tokens_per_tile,) * len(request.images)
+        visual = self._checkpoint.tokens_per_tile
         return Job(
             job_id=new_request_id(),
             modality=modality,
-            item_tokens=items,
-            prompt_tokens=prompt.text_tokens + sum(items),
+            item_tokens=(visual,) * sum(picture.known is None for picture in pictures),
+            prompt_tokens=prompt.text_tokens + visual * len(pictures),
             answer_tokens=max_tokens,
             arrived_s=now,
             ttft_slo_s=urgency.ttft_slo_s(getattr(self._deployment.scheduler.classes, modality.value).ttft_slo_ms),

@@ -14,26 +14,33 @@ from python_backends.router.stages import Embedding
 
 TOKENS = 4
 HIDDEN = 8
+BROKEN = 99  # a picture whose header is good and whose pixels are not
+
+
+def gif(number: int) -> bytes:
+    """As much of a GIF as the router looks at, told from others by its width."""
+    return b"GIF89a" + number.to_bytes(2, "little") + b"\1\0" + bytes(3)
 
 
 class FakeStages:
-    """An image b"7" becomes four visual tokens of value 7; the LLM answers with the bytes of a fixed text."""
+    """The picture `gif(7)` becomes four visual tokens of value 7; the LLM answers with the bytes of a fixed text."""
 
     def __init__(self, answer: bytes = b"ok") -> None:
         self.answer = answer
-        self.embedded: list[bytes] = []
+        self.embedded: list[int] = []
         self.submissions: list[Submission] = []
         self.cancelled: list[int] = []
-        self.on_embed: Callable[[bytes], None] = lambda image: None
+        self.on_embed: Callable[[int], None] = lambda number: None
         self.hold_tokens = threading.Event()  # set: no token comes
         self._reports: queue.Queue[StepReport | ServingError | None] = queue.Queue()
 
     def embed(self, image: bytes) -> Embedding:
-        self.on_embed(image)
-        self.embedded.append(image)
-        if not image.isdigit():
-            raise invalid("image", f"not an image: {image!r}")
-        return Embedding(np.full((TOKENS, HIDDEN), int(image), np.float16), 1.0, 2.0, 0.0)
+        number = int.from_bytes(image[6:8], "little")
+        self.on_embed(number)
+        self.embedded.append(number)
+        if number == BROKEN:
+            raise invalid("image", "it can't be decoded")
+        return Embedding(np.full((TOKENS, HIDDEN), number, np.float16), 1.0, 2.0, 0.0)
 
     def attach(self, replica: int) -> Iterator[StepReport]:
         while True:

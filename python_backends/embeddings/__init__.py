@@ -1,0 +1,1 @@
+"""Visual tokens between encode and prefill."""
