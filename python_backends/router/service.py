@@ -38,7 +38,7 @@ CANCEL_POLL_S = 0.1
 
 
 class Router:
-    """Serves requests on one event loop; make it there."""
+    """Serves requests, all on the event loop of the first one."""
 
     def __init__(self, stages: Stages, artifacts: Path, registry: Registry) -> None:
         self._metrics = Metrics(registry)
@@ -56,15 +56,19 @@ class Router:
             ImageLimits.of(self._deployment.limits),
             self._metrics,
         )
-        self._channels = [DecoderChannel(stages, i) for i in range(self._deployment.pools.text.replicas)]
+        self._stages = stages
+        self._channels: list[DecoderChannel] = []
         self._active: dict[asyncio.Task[None], Client] = {}
-        self._watch = asyncio.create_task(self._watch_clients())
+        self._watch: asyncio.Task[None] | None = None
 
     async def serve(self, arrays: Mapping[str, NDArray[Any]], parameters: str, client: Client) -> None:
         """Answer one request, with its tensors and its Triton parameters (JSON).
 
         Every way it can end is an answer to the client.
         """
+        if self._watch is None:
+            self._channels = [DecoderChannel(self._stages, i) for i in range(self._deployment.pools.text.replicas)]
+            self._watch = asyncio.create_task(self._watch_clients())
         task = asyncio.create_task(self._serve(arrays, parameters, client))
         self._active[task] = client
         try:
@@ -73,8 +77,9 @@ class Router:
             del self._active[task]
 
     def close(self) -> None:
-        """Give up what runs; called when the model is unloaded."""
-        self._watch.cancel()
+        """Give up what runs."""
+        if self._watch is not None:
+            self._watch.cancel()
         for task in self._active:
             task.cancel()
         self._dispatcher.close()

@@ -59,13 +59,10 @@ def _bytes(text: str) -> NDArray[Any]:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
-        self._artifacts = triton_io.artifacts_folder(args)
-        self._router: Router | None = None
+        self._router = Router(TritonStages(), triton_io.artifacts_folder(args), triton_io.TritonRegistry())
 
     async def execute(self, requests: list[Any]) -> None:
-        if self._router is None:  # it belongs to the event loop, which there is only now
-            self._router = Router(TritonStages(), self._artifacts, triton_io.TritonRegistry())
-        await asyncio.gather(*(self._serve(self._router, request) for request in requests))
+        await asyncio.gather(*(self._serve(request) for request in requests))
 
-    async def _serve(self, router: Router, request: Any) -> None:
-        await router.serve(triton_io.input_arrays(request), request.parameters(), TritonClient(request))
+    async def _serve(self, request: Any) -> None:
+        await self._router.serve(triton_io.input_arrays(request), request.parameters(), TritonClient(request))
