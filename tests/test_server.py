@@ -64,7 +64,7 @@ def engine_stats(server: Endpoints) -> dict[str, Any]:
         client.async_stream_infer("llm_decoder_0", [op])
         assert done.wait(10)
         client.stop_stream()
-    stats: dict[str, Any] = json.loads(answers[0].as_numpy("stats")[0])
+    stats: dict[str, Any] = json.loads(answers[0].as_numpy("reply")[0])
     return stats
 
 
