@@ -85,11 +85,11 @@ class VisionPath(nn.Module):
         self.vision_tower = SiglipVisionModel(config.vision_config)
         self.multi_modal_projector = LlavaMultiModalProjector(config)
 
-    def features(self, pixels: Tensor) -> list[Tensor]:
-        """The patch embeddings and every encoder layer's output, float32 [N, 64, 192] each."""
+    def features(self, pixels: Tensor, layers: int | None = None) -> list[Tensor]:
+        """The patch embeddings and the output of the first `layers` (or all) layers, float32 [N, 64, 192] each."""
         hidden = self.vision_tower.embeddings(pixels)
         outputs = [hidden]
-        for layer in self.vision_tower.encoder.layers:
+        for layer in self.vision_tower.encoder.layers[:layers]:
             hidden = layer(hidden, None)
             outputs.append(hidden)
         return outputs
