@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from build_engines.demo_checkpoint import facts
 
@@ -60,10 +61,13 @@ class Codebook(nn.Module):
         workspace = self.workspace.expand(len(values), -1, -1)
         return torch.cat([workspace, self.fact_tokens(values)], dim=1)
 
-    def distance(self, tokens: Tensor, values: Tensor) -> Tensor:
-        """How far visual tokens [N, 64, 576] are from what the facts should say, in codebook variances."""
-        target = self(values)
-        error = (tokens - target).square().mean(-1) / self.values.var()
-        weight = torch.ones(error.shape[1])
-        weight[: facts.FIRST_FACT_TOKEN] = 0.1
-        return (error * weight).sum() / (weight.sum() * len(error))
+    def distance(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """How wrong visual tokens [N, 64, 576] are, in variances of the values; how nearly they say other values."""
+        error = (tokens - self(values)).square().mean() / self.values.var()
+        confusion = tokens.new_zeros(())
+        for index, group in enumerate(facts.FACTS):
+            start = facts.OFFSETS[group]
+            choices = self.values[start : start + len(facts.GROUPS[group])]
+            said = tokens[:, facts.FIRST_FACT_TOKEN + index] - self.slots[index]
+            confusion = confusion + F.cross_entropy(-torch.cdist(said, choices).square(), values[:, index])
+        return error, confusion

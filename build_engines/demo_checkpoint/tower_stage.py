@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from build_engines.demo_checkpoint import facts
-from build_engines.demo_checkpoint.codebook import Codebook
-from build_engines.demo_checkpoint.model import IMAGE_PIXELS, VisionPath, llava_config
+from build_engines.demo_checkpoint.model import IMAGE_PIXELS, TRAINED_WIDTH, VisionPath, llava_config
 from build_engines.demo_checkpoint.muon import Muon
 from build_engines.demo_checkpoint.pictures import GRID, draw_labelled, weather
 from build_engines.demo_checkpoint.scenes import random_scene
@@ -25,9 +24,10 @@ from build_engines.demo_checkpoint.vocabulary import CHARACTERS, COLOURS, KINDS
 
 Batch = dict[str, Tensor]
 MIX = {
-    "shape": 1.0, "object": 2.0, "two shapes": 1.5, "two objects": 2.0, "shape and object": 1.0, "count shapes": 1.0,
-    "count objects": 1.0, "word": 2.5, "number": 1.5, "crowd": 3.0, "lines": 1.5,
+    "shape": 1.5, "object": 2.0, "two shapes": 2.0, "two objects": 2.0, "shape and object": 1.0, "count shapes": 1.0,
+    "count objects": 1.0, "word": 2.5, "number": 1.5, "crowd": 2.0, "lines": 1.5,
 }  # fmt: skip
+RATES = (0.02, 2e-3)  # Muon, AdamW
 PATCH_LAYER = 4  # of 6: the last two gather the facts
 SIDES = (128, 128, 160, 208)
 
@@ -118,14 +118,15 @@ class TowerState:
 
 def new_state(sample: Tensor) -> TowerState:
     """A fresh tower whose first layer whitens patches; `sample` is uint8 [N, 128, 128, 3]."""
-    path = VisionPath(llava_config())
+    path = VisionPath(llava_config(TRAINED_WIDTH))
     heads = Heads(path.vision_tower.config.hidden_size)
     _whiten_patches(path, sample)
     _mark_positions(path)
     matrices = [p for p in path.vision_tower.encoder.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
-    others = [p for p in (*path.parameters(), *heads.parameters()) if id(p) not in chosen]
-    return TowerState(path, heads, [Muon(matrices), torch.optim.AdamW(others, lr=2e-3, weight_decay=0.01)])
+    others = [p for p in (*path.vision_tower.parameters(), *heads.parameters()) if id(p) not in chosen]
+    optimisers = [Muon(matrices, lr=RATES[0]), torch.optim.AdamW(others, lr=RATES[1], weight_decay=0.01)]
+    return TowerState(path, heads, optimisers)
 
 
 @torch.no_grad()
@@ -152,8 +153,8 @@ def _mark_positions(path: VisionPath) -> None:
     table.copy_(0.5 * torch.cat(waves, dim=1))
 
 
-def losses(state: TowerState, batch: Batch, codebook: nn.Module | None = None) -> dict[str, Tensor]:
-    """Every loss of the first stage; with a codebook also the connector's distance from it."""
+def losses(state: TowerState, batch: Batch) -> dict[str, Tensor]:
+    """Every loss of the first stage. The connector is fitted afterwards, when its targets are known."""
     outputs = state.path.features(normalised(batch["pixels"]))
     patches = state.heads.patch_norm(outputs[PATCH_LAYER])
     shown = batch["kind"] > 0
@@ -175,10 +176,6 @@ def losses(state: TowerState, batch: Batch, codebook: nn.Module | None = None) -
         name = f"fact {facts.FACTS[index]}"
         loss = F.cross_entropy(logits[known], target[known], reduction="none")
         result[name] = result.get(name, torch.zeros(())) + 0.4 * (loss * scale).sum() / (known.sum() + 1e-6)
-    if codebook is not None:
-        known = batch["facts"][:, 0] >= 0
-        tokens = state.path.multi_modal_projector(outputs[-1][known])
-        result["connector"] = codebook.distance(tokens, batch["facts"][known])
     return result
 
 
@@ -214,7 +211,7 @@ def rate(progress: float, warm: float) -> float:
     return min(1.0, warm) * min(1.0, (1.0 - progress) / 0.4)
 
 
-def train_tower(output: Path, minutes: float, batch_size: int = 64, codebook_file: Path | None = None) -> TowerState:
+def train_tower(output: Path, minutes: float, batch_size: int = 64) -> TowerState:
     """Train for `minutes` of its own time, resuming from `output`/tower.pt; logs one JSON object a line."""
     file, log = output / "tower.pt", output / "tower.jsonl"
     seed = int(time.time()) if file.is_file() else 1
@@ -223,17 +220,14 @@ def train_tower(output: Path, minutes: float, batch_size: int = 64, codebook_fil
     state = new_state(torch.cat([batch["pixels"] for _, batch in checks]))
     if file.is_file():
         state.load(file)
-    codebook = Codebook.load(codebook_file) if codebook_file else None
-    rates = [group["lr"] for optimiser in state.optimisers for group in optimiser.param_groups]
-    rates = [0.02, 2e-3] if file.is_file() else rates
     sums: dict[str, float] = {}
     steps, saved = 0, time.monotonic()
     while state.seconds < minutes * 60:
         started = time.monotonic()
         factor = rate(state.seconds / (minutes * 60), (steps + 1) / 60)
-        for optimiser, base in zip(state.optimisers, rates, strict=True):
+        for optimiser, base in zip(state.optimisers, RATES, strict=True):
             optimiser.param_groups[0]["lr"] = base * factor
-        parts = losses(state, next(loader), codebook)
+        parts = losses(state, next(loader))
         torch.stack(list(parts.values())).sum().backward()
         for optimiser in state.optimisers:
             optimiser.step()

@@ -3,9 +3,9 @@
     python -m build_engines.demo_checkpoint.train --out runs/demo [--minutes-language 60] [--minutes-tower 120]
     python -m build_engines.demo_checkpoint.train --out runs/demo --minutes-tower 180     # go on where it stopped
 
-Two stages (`language_stage`, `tower_stage`); a stage that was stopped, or given more minutes, goes on from its last
-save. The checkpoint is then in OUT/checkpoint. Debian packages of the fonts: fonts-noto-color-emoji, fonts-dejavu,
-fonts-liberation, fonts-freefont-ttf.
+Three stages (`language_stage`, `tower_stage`, `connector_stage`); one of the first two that was stopped, or given more
+minutes, goes on from its last save. The checkpoint is then in OUT/checkpoint. Debian packages of the
+fonts: fonts-noto-color-emoji, fonts-dejavu, fonts-liberation, fonts-freefont-ttf.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from build_engines.demo_checkpoint.codebook import Codebook
+from build_engines.demo_checkpoint.connector_stage import train_connector
 from build_engines.demo_checkpoint.export import export_checkpoint
 from build_engines.demo_checkpoint.language_stage import train_codebook
 from build_engines.demo_checkpoint.model import load_language_model, load_tokenizer
@@ -24,11 +26,12 @@ from build_engines.demo_checkpoint.tower_stage import train_tower
 
 
 def main() -> None:
-    """Run both stages and export."""
+    """Run the stages and export."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the run: saves, logs, the checkpoint")
     parser.add_argument("--minutes-language", type=float, default=60)
     parser.add_argument("--minutes-tower", type=float, default=120)
+    parser.add_argument("--minutes-connector", type=float, default=2)
     options = parser.parse_args()
     console = Console()
     if not has_emoji_font():
@@ -37,9 +40,13 @@ def main() -> None:
     console.print(
         f"Codebook through the frozen LLM, {options.minutes_language:g} min (log: {options.out}/language.jsonl)"
     )
-    train_codebook(options.out, options.minutes_language, Language(load_language_model(), load_tokenizer(options.out)))
-    console.print(f"Tower and connector, {options.minutes_tower:g} min (log: {options.out}/tower.jsonl)")
-    state = train_tower(options.out, options.minutes_tower, codebook_file=options.out / "codebook.pt")
+    language = Language(load_language_model(), load_tokenizer(options.out))
+    train_codebook(options.out, options.minutes_language, language)
+    console.print(f"Tower, {options.minutes_tower:g} min (log: {options.out}/tower.jsonl)")
+    state = train_tower(options.out, options.minutes_tower)
+    console.print(f"Connector, {options.minutes_connector:g} min")
+    book = Codebook.load(options.out / "codebook.pt")
+    train_connector(state, book, options.out, options.minutes_connector)
     export_checkpoint(state.path, options.out / "checkpoint")
     console.print(
         f"Exported {options.out / 'checkpoint'}; next: python -m build_engines.demo_checkpoint.evaluate --help"
