@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Serve vision-language models on NVIDIA Triton, every stage on its own.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 out = Console(highlight=False)
@@ -35,6 +35,21 @@ OutputFolder = Annotated[
 HttpPort = Annotated[int | None, typer.Option(min=1, max=65535, show_default="8000 or the next free")]
 GrpcPort = Annotated[int | None, typer.Option(min=1, max=65535, show_default="8001 or the next free")]
 MetricsPort = Annotated[int | None, typer.Option(min=1, max=65535, show_default="8002 or the next free")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tvlm {metadata.version('triton-vlm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def tvlm(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve vision-language models on NVIDIA Triton, every stage on its own."""
 
 
 @app.command()
@@ -77,8 +92,8 @@ def serve(
     with open_server(deployment, output or default_output(deployment), out, ports, host, grace_s=grace_s) as server:
         for name, url in (*asdict(server.endpoints).items(), ("log", server.log)):
             out.print(f"  {name:8} {url}", soft_wrap=True)
-        out.print("Ready. Ctrl-C stops it.")
         try:
+            out.print("Ready. Ctrl-C stops it.")
             server.run()
         except KeyboardInterrupt:
             out.print(f"Stopping: running requests get {grace_s} s to finish.")
@@ -105,7 +120,9 @@ def demo(
 
     end_on_signals()
     ports = choose_ports("127.0.0.1", http_port, grpc_port, metrics_port)
-    with open_server(deployment, output or default_output(deployment), out, ports) as server:
+    server = open_server(deployment, output or default_output(deployment), out, ports)
+    out.print(f"Starting tritonserver; its log is {server.log}", soft_wrap=True)
+    with server:
         run_demo(server.endpoints.grpc, out)
 
 
@@ -121,9 +138,9 @@ def ask(
     as_json: Annotated[bool, typer.Option("--json", help="Print answer, tokens and times as JSON.")] = False,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 for the likeliest answer.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this share.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from so many likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same sampled answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeat for more.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Give up after so many seconds.")] = None,
 ) -> None:
@@ -163,8 +180,11 @@ def default_output(deployment: Path) -> Path:
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and a closed terminal end a command as Ctrl-C does, so that it stops its server."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """Let SIGTERM and a closed terminal end a command as Ctrl-C does, so that it stops its server.
+
+    Ctrl-C too: a script's background job starts with it ignored.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
 
 
@@ -172,6 +192,10 @@ def main() -> None:
     """Run `tvlm`; what goes wrong is one line on standard error and exit status 1."""
     try:
         app(prog_name="tvlm")
-    except (ServeError, VlmError, DeploymentError, OSError) as error:
+    except (ServeError, VlmError, DeploymentError) as error:
         print(f"tvlm: error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"tvlm: error: {where}{error.strerror or error}; is the path right, and writable?", file=sys.stderr)
         sys.exit(1)

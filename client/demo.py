@@ -46,6 +46,7 @@ def run_demo(url: str, console: Console) -> None:
         table.add_column(stage.replace("_", "\n"), justify="right", vertical="top")
     with VlmClient(url) as vlm:
         for question in QUESTIONS:
+            console.print(_asked(question))
             answer = _ask(vlm, question, [PICTURES / name for name in question.pictures], console)
             table.add_row(_summary(question, answer), *_cells(answer.timing))
     console.print(table)
@@ -54,8 +55,9 @@ def run_demo(url: str, console: Console) -> None:
 def _ask(vlm: VlmClient, question: Question, images: Sequence[Path], console: Console) -> Answer:
     options = {"max_tokens": question.max_tokens, "temperature": 0, "timeout_s": _TIMEOUT_S}
     if not question.stream:
-        return vlm.generate(question.text, images, **options)
-    console.print(question.text, style="bold")
+        answer = vlm.generate(question.text, images, **options)
+        console.print(answer.text.strip(), markup=False)
+        return answer
     with vlm.stream(question.text, images, **options) as pieces:
         for piece in pieces:
             console.print(piece, end="", markup=False, soft_wrap=True)
@@ -63,10 +65,14 @@ def _ask(vlm: VlmClient, question: Question, images: Sequence[Path], console: Co
         return pieces.answer
 
 
-def _summary(question: Question, answer: Answer) -> Text:
+def _asked(question: Question) -> Text:
     streamed = " (streamed)" if question.stream else ""
     shown = f"  [{', '.join(question.pictures)}]" if question.pictures else ""
-    return Text.assemble((question.text, "bold"), (f"{shown}{streamed}\n", "dim"), answer.text.strip())
+    return Text.assemble((question.text, "bold"), (f"{shown}{streamed}", "dim"))
+
+
+def _summary(question: Question, answer: Answer) -> Text:
+    return Text.assemble(_asked(question), "\n", answer.text.strip())
 
 
 def _cells(timing: StageTiming) -> list[str]:

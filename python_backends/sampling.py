@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from python_backends.errors import invalid
 from python_backends.validation import explain
 
+MIN_TEMPERATURE = 0.01  # below it logits overflow
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters: what must be held back from a stream stays small
 
@@ -22,7 +23,7 @@ class SamplingParams(BaseModel):
 
     max_tokens: int | None = Field(None, ge=1)  # None: the deployment's default_max_tokens
     min_tokens: int = Field(0, ge=0)
-    temperature: float = Field(0.0, ge=0, le=2)  # 0: greedy
+    temperature: float = Field(0.0, ge=0, le=2)  # 0: greedy; else at least MIN_TEMPERATURE
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)  # 0 and -1: all tokens
     seed: int | None = Field(None, ge=0, lt=1 << 63)
@@ -31,6 +32,13 @@ class SamplingParams(BaseModel):
     repetition_penalty: float = Field(1.0, gt=0, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
+
+    @field_validator("temperature")
+    @classmethod
+    def _zero_or_enough(cls, value: float) -> float:
+        if 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"must be 0 (greedy), or from {MIN_TEMPERATURE} to 2")
+        return value
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -23,6 +23,8 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
     if problem["type"] == "missing":
         return f"key '{where}' is missing"
     message = problem["msg"].removeprefix("Value error, ")
+    if not where:
+        return f"{message[0].lower()}{message[1:]}, not {_shorten(problem['input'])}"
     return f"key '{where}' = {_shorten(problem['input'])}: {message[0].lower()}{message[1:]}"
 
 

@@ -100,6 +100,16 @@ def test_stop_may_be_one_string_or_many() -> None:
             "messages[0].content[0].image_url: must be a data: URI; remote images are not fetched here",
         ),
         ({"text_input": "a", "sampling_parameters": "{"}, "sampling_parameters: not JSON"),
+        ({"text_input": "a", "sampling_parameters": "[]"}, "sampling_parameters: input should be an object, not []"),
+        (
+            {"text_input": "a", "sampling_parameters": '{"temperature": 1e-320}'},
+            "sampling_parameters: key 'temperature' = 1e-320: must be 0 (greedy), or from 0.01 to 2",
+        ),
+        ({"messages": '[{"role": "user", "content": ' + "9" * 5000 + "}]"}, "messages: not JSON: Exceeds the limit"),
+        (
+            {"messages": '[{"role": "user", "content": "\\ud800"}]'},
+            "messages[0].content[0]: must be a part of type text (in valid Unicode), image or image_url",
+        ),
         (
             {"text_input": "a", "sampling_parameters": '{"temprature": 1}'},
             "sampling_parameters: unknown key 'temprature' (did you mean 'temperature'?)",

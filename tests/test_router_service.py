@@ -211,6 +211,21 @@ def test_client_that_goes_away_takes_nothing_from_another_with_the_same_picture(
     assert stages.embedded == [1]
 
 
+def test_sequence_that_the_engine_refuses_fails_alone(artifacts: Path) -> None:
+    stages, refused, good = FakeStages(), Recorder(), Recorder()
+
+    async def scenario(router: Router) -> None:
+        await asyncio.gather(
+            router.serve(tensors("q", sampling=f'{{"seed": {BROKEN}}}'), "{}", refused),
+            router.serve(tensors("q"), "{}", good),
+        )
+
+    run(artifacts, stages, scenario)
+    assert refused.error is not None
+    assert (refused.error.status, refused.error.message) == (Status.INVALID_ARG, "sampling_parameters: no")
+    assert good.text == "ok"
+
+
 def test_stream_sends_pieces_and_figures_with_the_last_one(artifacts: Path) -> None:
     stages, client = FakeStages(b"abc"), Recorder()
     arrays = tensors(
@@ -244,11 +259,16 @@ def test_prompt_is_echoed_on_request(artifacts: Path) -> None:
     [
         (
             tensors("x" * 64),
-            "prompt: 65 tokens (65 of text, 0 visual) leave no room for an answer within context_tokens = 64",
+            "text_input: 65 prompt tokens (65 of text, 0 visual) leave no room for an answer within "
+            "context_tokens = 64",
         ),
         (
             tensors("x", *[gif(1)] * 8, sampling='{"max_tokens": 31}'),
             "max_tokens = 31 and 34 prompt tokens are over context_tokens = 64",
+        ),
+        (
+            tensors("x", sampling='{"min_tokens": 63}'),
+            "min_tokens = 63 and 2 prompt tokens are over context_tokens = 64",
         ),
     ],
 )

@@ -25,6 +25,7 @@ from client.serving.server import Endpoints
 pytestmark = pytest.mark.server
 
 SHM = Path("/dev/shm")
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def engine_stats(server: Endpoints) -> dict[str, Any]:
         client.async_stream_infer("llm_decoder_0", [op])
         assert done.wait(10)
         client.stop_stream()
-    stats: dict[str, Any] = json.loads(answers[0].as_numpy("stats")[0])
+    stats: dict[str, Any] = json.loads(answers[0].as_numpy("reply")[0])
     return stats
 
 
@@ -198,3 +199,20 @@ def test_server_leaves_nothing_in_shared_memory_after_its_end(demo_server: Endpo
     """Only Triton's own regions exist while it runs; tests/test_serve_cli.py looks after the end."""
     regions = [name for name in os.listdir(SHM) if not name.startswith("triton_python_backend_shm_region")]
     assert not [name for name in regions if "tvlm" in name or "vlm" in name]
+
+
+def test_two_pictures_are_never_mixed_up_under_concurrent_clients(demo_server: Endpoints) -> None:
+    """A mix-up would be the answer to the other order; the model need not be right for that."""
+    circle, dog = (PICTURES / name for name in ("circle.png", "dog.png"))
+    orders = ([circle, dog], [dog, circle])
+
+    def ask(order: int) -> str:
+        with VlmClient(demo_server.grpc) as client:
+            return client.generate("What is shown in the second picture?", images=orders[order], max_tokens=16).text
+
+    alone = [ask(0), ask(1)]
+    assert alone[0] != alone[1]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, [0, 1] * 20))
+    assert [i for i, answer in enumerate(answers) if answer == alone[1 - i % 2]] == []
+    assert sum(answer == alone[i % 2] for i, answer in enumerate(answers)) >= 36  # a batch may tip a near tie

@@ -43,7 +43,7 @@ def test_call_carries_arrays_and_meta_both_ways() -> None:
 @pytest.mark.parametrize("misdeed", ["die", "freeze"])
 def test_worker_that_dies_or_freezes_fails_its_call_and_comes_back(misdeed: str) -> None:
     deaths = threading.Semaphore(0)
-    with worker(on_death=deaths.release) as stage:
+    with worker(on_death=lambda reason: deaths.release()) as stage:
         before = stage.call("double").meta["pid"]
         with pytest.raises(ServingError, match="fake: ") as error:
             stage.call(misdeed)

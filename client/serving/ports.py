@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from dataclasses import dataclass
 
@@ -60,6 +61,10 @@ def _is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ServeError(
+                    f"can't listen on {host}, port {port}: {error.strerror}; give another --host"
+                ) from None
             return False
         return True

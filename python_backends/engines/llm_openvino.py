@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, TextPool
 from python_backends.engines.protocol import VISUAL_TOKEN, Finish, StepReport, Submission, submissions_from_tensors
+from python_backends.errors import ServingError, invalid
 from python_backends.sampling import SamplingParams
 
 Arrays = list[NDArray[Any]]
@@ -45,8 +46,10 @@ class LlmEngine:
 
     def __init__(self, config: dict[str, Any]) -> None:
         artifacts = Path(config["artifacts"])
-        pool = Deployment.model_validate(config["deployment"]).pools.text
+        deployment = Deployment.model_validate(config["deployment"])
+        pool = deployment.pools.text
         self._checkpoint = load_checkpoint(artifacts)
+        self._context_tokens = min(deployment.limits.context_tokens, self._checkpoint.context_tokens)
         self._embed = _text_embeddings(artifacts / "llm", pool)
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(artifacts / "llm"), _scheduler_config(pool, self._checkpoint), "CPU", _device_properties(pool)
@@ -60,11 +63,12 @@ class LlmEngine:
         return bool(self._sequences)
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`submit`: arrays named by meta["names"], and meta["sampling"]; `cancel`: an array of request ids; `stats`."""
+        """`submit`: arrays named by meta["names"], and meta["sampling"]; `cancel`: an array of request ids; `stats`.
+
+        `submit` answers with meta["refused"], a sentence for each request id that the engine does not take.
+        """
         if op == "submit":
-            tensors = dict(zip(meta["names"], arrays, strict=True))
-            for submission in submissions_from_tensors(tensors, meta["sampling"]):
-                self._submit(submission)
+            return [], {"refused": self._submit_all(dict(zip(meta["names"], arrays, strict=True)), meta["sampling"])}
         elif op == "cancel":
             for request_id in arrays[0].tolist():
                 self._cancel(request_id)
@@ -79,6 +83,40 @@ class LlmEngine:
             sequence.scheduled_s = sequence.scheduled_s or begin
         self._pipeline.step()
         return self._collect(time.monotonic())
+
+    def _submit_all(self, tensors: dict[str, NDArray[Any]], sampling: list[str]) -> dict[int, str]:
+        refused: dict[int, str] = {}
+        try:
+            submissions = submissions_from_tensors(tensors, sampling)
+        except ServingError as error:
+            return dict.fromkeys(tensors.get("request_ids", np.zeros(1)).tolist(), error.message)
+        for submission in submissions:
+            try:
+                self._check(submission)
+                self._submit(submission)
+            except ServingError as error:
+                refused[submission.request_id] = error.message
+            except RuntimeError as error:  # what OpenVINO's own checks raise
+                refused[submission.request_id] = f"sampling_parameters: the engine refuses them: {error}".splitlines()[
+                    0
+                ]
+        return refused
+
+    def _check(self, submission: Submission) -> None:
+        """What would break the pipeline for every sequence, or hold it up (ServingError)."""
+        tokens, most = submission.tokens, submission.sampling.max_tokens
+        if submission.request_id in self._sequences:
+            raise invalid("request_ids", f"{submission.request_id} is running already")
+        if most is None:
+            raise invalid("sampling", "max_tokens must be set")
+        if len(tokens) + most > self._context_tokens:
+            raise invalid("tokens", f"{len(tokens)} and max_tokens = {most} are over {self._context_tokens}")
+        if tokens.min() < VISUAL_TOKEN or tokens.max() >= self._checkpoint.vocab_size:
+            raise invalid("tokens", f"ids must be from 0 to {self._checkpoint.vocab_size - 1}, or {VISUAL_TOKEN}")
+        if len(submission.visual_tokens) and submission.visual_tokens.shape[1] != self._checkpoint.hidden_size:
+            raise invalid("visual_tokens", f"rows must have {self._checkpoint.hidden_size} elements")
+        if not np.isfinite(submission.visual_tokens).all():
+            raise invalid("visual_tokens", "hold values that are not finite")
 
     def _submit(self, submission: Submission) -> None:
         embeddings = self._embeddings(submission.tokens, submission.visual_tokens)
@@ -136,6 +174,7 @@ class LlmEngine:
             np.array(tokens, np.int32),
             np.array(finish, np.uint8),
             np.array(timing, np.float32),
+            "the sequence does not fit into the KV cache (pools.text.kv_cache_mb)" if Finish.ERROR in finish else "",
         )
 
     def _stats(self) -> dict[str, Any]:

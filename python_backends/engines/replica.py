@@ -6,7 +6,6 @@ would keep tritonserver from exiting, so the channel ends when it has been idle,
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from python_backends.deployment import Deployment
 from python_backends.engines.protocol import HEARTBEAT_S, NO_NEWS, Finish, StepReport, failure_report
+from python_backends.errors import invalid
 from python_backends.workers import SupervisedWorker, WorkerSpec
 
 IDLE_END_S = 0.5
@@ -71,28 +71,34 @@ class DecoderReplica:
                 self._send(report)
             self._unsent.clear()
 
-    def submit(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Hand sequences to the engine (ServingError when its worker is gone)."""
+    def submit(self, tensors: Mapping[str, NDArray[Any]]) -> dict[int, str]:
+        """Hand sequences to the engine; a sentence for each that it refuses (ServingError when its worker is gone)."""
+        for name in ("request_ids", "sampling"):
+            if name not in tensors:
+                raise invalid(name, "is missing")
         request_ids = tensors["request_ids"].tolist()
         with self._lock:
             self._active.update(request_ids)
         # object arrays cannot lie in shared memory: the sampling parameters travel as one JSON text
         arrays = {name: array for name, array in tensors.items() if name != "sampling"}
-        sampling = [text.decode() for text in tensors["sampling"].tolist()]
+        sampling = [text.decode(errors="replace") for text in tensors["sampling"].tolist()]
+        gone = request_ids
         try:
-            self._worker.call("submit", list(arrays.values()), {"names": list(arrays), "sampling": sampling})
-        except BaseException:
+            reply = self._worker.call("submit", list(arrays.values()), {"names": list(arrays), "sampling": sampling})
+            refused: dict[int, str] = reply.meta["refused"]
+            gone = list(refused)
+        finally:
             with self._lock:
-                self._active.difference_update(request_ids)
-            raise
+                self._active.difference_update(gone)
+        return refused
 
     def cancel(self, request_ids: NDArray[np.uint64]) -> None:
         """End these sequences; ones that are gone already are no error."""
         self._worker.call("cancel", [request_ids])
 
-    def stats(self) -> str:
-        """The engine's figures as JSON."""
-        return json.dumps({**self._worker.call("stats").meta, "restarts": self._worker.restarts})
+    def stats(self) -> dict[str, Any]:
+        """The engine's figures, and how often its worker was started again."""
+        return {**self._worker.call("stats").meta, "restarts": self._worker.restarts}
 
     def close(self) -> None:
         """End the channel and the worker."""
@@ -111,11 +117,11 @@ class DecoderReplica:
             else:
                 self._send(report)
 
-    def _on_death(self) -> None:
+    def _on_death(self, reason: str) -> None:
         with self._lock:
             lost = sorted(self._active)
         if lost:
-            self._on_report(failure_report(lost))
+            self._on_report(failure_report(lost, reason))
 
     def _run_pulse(self) -> None:
         while not self._closed.wait(HEARTBEAT_S / 2):

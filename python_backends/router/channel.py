@@ -16,10 +16,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from python_backends.engines.protocol import HEARTBEAT_S, Finish, StepReport, Submission
-from python_backends.errors import ServingError, unavailable
+from python_backends.errors import ServingError, Status, unavailable
 from python_backends.router.stages import Stages
+
+_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +112,16 @@ class DecoderChannel:
             try:
                 if submissions:
                     self._attach()
-                    await self._call(partial(self._stages.submit, self.replica, submissions))
+                    refused = await self._call(partial(self._stages.submit, self.replica, submissions))
+                    for request_id, sentence in refused.items():
+                        self._fail([request_id], ServingError(Status.INVALID_ARG, sentence))
                 if cancels:
                     await self._call(partial(self._stages.cancel, self.replica, cancels))
             except ServingError as error:
                 self._fail([s.request_id for s in submissions], error)
 
-    async def _call(self, call: Callable[[], None]) -> None:
-        await self._loop.run_in_executor(self._calls, call)
+    async def _call(self, call: Callable[[], _T]) -> _T:
+        return await self._loop.run_in_executor(self._calls, call)
 
     def _attach(self) -> None:
         if self._attached:
@@ -155,7 +160,7 @@ class DecoderChannel:
             if sequence is None:
                 pass  # cancelled here, while the step was running there
             elif finish is Finish.ERROR:
-                sequence.put(unavailable(f"llm_decoder_{self.replica}: the engine dropped the sequence"))
+                sequence.put(unavailable(f"llm_decoder_{self.replica}: {report.error}"))
             else:
                 news = Tokens(tokens[start : start + count], finish, timing[2 * i], timing[2 * i + 1])
                 sequence.put(news)

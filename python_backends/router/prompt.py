@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from tokenizers import Tokenizer
 from python_backends.engines.protocol import VISUAL_TOKEN
 from python_backends.errors import invalid
 from python_backends.router.request import Message
+
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters; the first one is itself marked in a client's text
+_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,19 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Renders the checkpoint's chat template (a sandboxed Jinja template) and tokenises the result."""
+    """Renders the checkpoint's chat template (a sandboxed Jinja template) and tokenises the result.
+
+    Only the template can write special tokens: in a client's text `<|im_end|>` is what it looks like, not a turn's end.
+    """
 
     def __init__(self, tokenizer: Tokenizer, chat_template: str, image_token: str) -> None:
         self._tokenizer = tokenizer
+        self._plain = Tokenizer.from_str(tokenizer.to_str())
+        self._plain.encode_special_tokens = True  # as the text that they are
         self._image_token = image_token
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        self._literals = [_OPEN, image_token, *special]
+        self._literal = re.compile("|".join(map(re.escape, sorted(self._literals, key=len, reverse=True))))
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_exception
         self._template = environment.from_string(chat_template)
@@ -54,14 +66,30 @@ class PromptBuilder:
     def build(self, messages: Sequence[Message]) -> Prompt:
         """Render and tokenise (ServingError, INVALID_ARG when the template refuses the messages)."""
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=True)
+            marked = self._template.render(messages=[self._mark(m) for m in messages], add_generation_prompt=True)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the chat template refuses them: {error}") from None
-        pieces = tuple(
-            np.array(self._tokenizer.encode(piece, add_special_tokens=False).ids, np.int32)
-            for piece in text.split(self._image_token)
-        )
-        return Prompt(text, pieces)
+        pieces = tuple(self._encode(piece) for piece in marked.split(self._image_token))
+        return Prompt(_MARK.sub(lambda mark: self._literals[int(mark[1])], marked), pieces)
+
+    def _mark(self, message: Message) -> Message:
+        """The message with a mark in the place of everything in its text that would be taken for a special token."""
+        parts = [
+            {**part, "text": self._literal.sub(lambda m: f"{_OPEN}{self._literals.index(m[0])}{_CLOSE}", part["text"])}
+            if "text" in part
+            else part
+            for part in message["content"]
+        ]
+        return {**message, "content": parts}
+
+    def _encode(self, piece: str) -> NDArray[np.int32]:
+        ids: list[int] = []
+        for i, text in enumerate(_MARK.split(piece)):  # every second one is the number of a mark
+            if i % 2:
+                ids += self._plain.encode(self._literals[int(text)], add_special_tokens=False).ids
+            else:
+                ids += self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array(ids, np.int32)
 
 
 def _raise_exception(message: str) -> None:

@@ -35,6 +35,7 @@ class VlmRequest:
     """One parsed request. The n-th image part of the messages, counted over all of them, is `images[n]`."""
 
     messages: list[Message]
+    text_field: str  # the tensor that the text came in
     images: list[bytes]  # as the client sent them: encoded files, base64 or data: URIs
     sampling: SamplingParams
     stream: bool
@@ -48,7 +49,7 @@ def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_toke
     if ("text_input" in arrays) == ("messages" in arrays):
         raise invalid("text_input", "exactly one of text_input and messages must be given")
     if "messages" in arrays:
-        messages, images = _parse_messages(_text(arrays, "messages"), images, image_token)
+        messages, images = _parse_messages(_text(arrays, "messages"), images)
     else:
         messages = _from_text_input(_text(arrays, "text_input"), len(images), image_token)
     if len(images) > limits.images_per_request:
@@ -57,6 +58,7 @@ def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_toke
         )
     return VlmRequest(
         messages=messages,
+        text_field="messages" if "messages" in arrays else "text_input",
         images=images,
         sampling=parse_sampling(_text(arrays, "sampling_parameters", "{}")),
         stream=_flag(arrays, "stream", False),
@@ -81,26 +83,24 @@ def _from_text_input(text: str, images: int, image_token: str) -> list[Message]:
     return [{"role": "user", "content": [part for part in content if part.get("text") != ""]}]
 
 
-def _parse_messages(text: str, images: list[bytes], image_token: str) -> tuple[list[Message], list[bytes]]:
+def _parse_messages(text: str, images: list[bytes]) -> tuple[list[Message], list[bytes]]:
     """OpenAI-style messages; gives them with bare image parts, and the images in their order."""
     try:
         raw = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, or a number of thousands of digits
         raise invalid("messages", f"not JSON: {error}") from None
     if not isinstance(raw, list) or not raw:
         raise invalid("messages", "must be a JSON array with at least one message")
     remaining = iter(images)
     used: list[bytes] = []
-    messages = [
-        _parse_message(f"messages[{i}]", message, remaining, used, image_token) for i, message in enumerate(raw)
-    ]
+    messages = [_parse_message(f"messages[{i}]", message, remaining, used) for i, message in enumerate(raw)]
     left = sum(1 for _ in remaining)
     if left:
         raise invalid("messages", f"{len(images) - left} image parts for {len(images)} images; they must match")
     return messages, used
 
 
-def _parse_message(where: str, message: Any, images: Any, used: list[bytes], image_token: str) -> Message:
+def _parse_message(where: str, message: Any, images: Any, used: list[bytes]) -> Message:
     if not isinstance(message, dict):
         raise invalid(where, "must be an object with role and content")
     if message.get("role") not in _ROLES:
@@ -114,9 +114,7 @@ def _parse_message(where: str, message: Any, images: Any, used: list[bytes], ima
     for i, part in enumerate(content):
         here = f"{where}.content[{i}]"
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            if image_token in part["text"]:
-                raise invalid(here, f"text may not hold the placeholder {image_token}; use an image part")
+        if kind == "text" and isinstance(part.get("text"), str) and _is_unicode(part["text"]):
             parts.append(_text_part(part["text"]))
         elif kind == "image":
             used.append(_next_image(here, images))
@@ -125,7 +123,7 @@ def _parse_message(where: str, message: Any, images: Any, used: list[bytes], ima
             used.append(_data_uri(here, part))
             parts.append({"type": "image"})
         else:
-            raise invalid(here, "must be a part of type text, image or image_url")
+            raise invalid(here, "must be a part of type text (in valid Unicode), image or image_url")
     return {"role": message["role"], "content": parts}
 
 
@@ -140,9 +138,14 @@ def _data_uri(where: str, part: dict[str, Any]) -> bytes:
     url = part.get("image_url")
     if isinstance(url, dict):
         url = url.get("url")
-    if not isinstance(url, str) or not url.lower().startswith("data:"):
+    if not isinstance(url, str) or not _is_unicode(url) or not url.lower().startswith("data:"):
         raise invalid(f"{where}.image_url", "must be a data: URI; remote images are not fetched here")
     return url.encode()
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can name half a surrogate pair, which is no text."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _text_part(text: str) -> dict[str, Any]:

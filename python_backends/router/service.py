@@ -174,19 +174,17 @@ class Router:
         used = prompt.text_tokens + visual_tokens
         if used >= limit:
             raise invalid(
-                "prompt",
-                f"{used} tokens ({prompt.text_tokens} of text, {visual_tokens} visual) leave no room for an answer "
-                f"within context_tokens = {limit}",
+                request.text_field,
+                f"{used} prompt tokens ({prompt.text_tokens} of text, {visual_tokens} visual) leave no room for an "
+                f"answer within context_tokens = {limit}",
             )
         asked = request.sampling.max_tokens
-        if asked is None:
-            return min(max(limits.default_max_tokens, request.sampling.min_tokens), limit - used)
-        if used + asked > limit:
+        name, least = ("max_tokens", asked) if asked is not None else ("min_tokens", request.sampling.min_tokens)
+        if used + least > limit:
             raise invalid(
-                "sampling_parameters",
-                f"max_tokens = {asked} and {used} prompt tokens are over context_tokens = {limit}",
+                "sampling_parameters", f"{name} = {least} and {used} prompt tokens are over context_tokens = {limit}"
             )
-        return asked
+        return asked if asked is not None else min(max(limits.default_max_tokens, least), limit - used)
 
     async def _watch_clients(self) -> None:
         while True:

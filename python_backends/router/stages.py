@@ -31,8 +31,8 @@ class Stages(Protocol):
     def attach(self, replica: int) -> Iterator[StepReport]:
         """Open the channel of a replica and follow its steps; ends when the replica ends it."""
 
-    def submit(self, replica: int, submissions: Sequence[Submission]) -> None:
-        """Hand sequences to a replica."""
+    def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
+        """Hand sequences to a replica; a sentence for each request id that its engine refuses."""
 
     def cancel(self, replica: int, request_ids: Sequence[int]) -> None:
         """End sequences in a replica."""

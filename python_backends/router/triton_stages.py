@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,21 +40,26 @@ class TritonStages:
             if response.has_error() or response.output_tensors():  # the last one may be the bare final flag
                 yield report_from_tensors(triton_io.output_arrays(response))
 
-    def submit(self, replica: int, submissions: Sequence[Submission]) -> None:
+    def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
         """One call for all of them."""
-        self._call(replica, "submit", submission_tensors(submissions))
+        reply = self._call(replica, "submit", submission_tensors(submissions), ["reply"])
+        refused = json.loads(reply["reply"][0])["refused"]
+        return {int(request_id): sentence for request_id, sentence in refused.items()}
 
     def cancel(self, replica: int, request_ids: Sequence[int]) -> None:
         """One call for all of them."""
-        self._call(replica, "cancel", {"request_ids": np.array(request_ids, np.uint64)})
+        self._call(replica, "cancel", {"request_ids": np.array(request_ids, np.uint64)}, [])
 
-    def _call(self, replica: int, op: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        answered = False
-        for response in _decoder_request(replica, op, arrays, []).exec(decoupled=True):
+    def _call(
+        self, replica: int, op: str, arrays: Mapping[str, NDArray[Any]], outputs: list[str]
+    ) -> dict[str, NDArray[Any]]:
+        answers = [
             triton_io.output_arrays(response)
-            answered = True
-        if not answered:
+            for response in _decoder_request(replica, op, arrays, outputs).exec(decoupled=True)
+        ]
+        if not answers:
             raise unavailable(f"llm_decoder_{replica}: {op} was not answered")
+        return answers[0]
 
 
 def _decoder_request(replica: int, op: str, arrays: Mapping[str, NDArray[Any]], outputs: list[str]) -> Any:

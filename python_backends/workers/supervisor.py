@@ -61,15 +61,15 @@ class Reply:
 class SupervisedWorker:
     """A worker process that is there again soon after whatever happens to it.
 
-    `on_event` receives the payloads of an engine; `on_death` is called after a worker died or was killed, when the
-    calls in it have failed. Both run in the watching thread and must not block.
+    `on_event` receives the payloads of an engine; `on_death` is called with the reason after a worker died or was
+    killed, when the calls in it have failed. Both run in the watching thread and must not block.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
         on_event: Callable[[Any], None] | None = None,
-        on_death: Callable[[], None] | None = None,
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
         self.spec = spec
         self.restarts = 0
@@ -166,7 +166,7 @@ class SupervisedWorker:
             if not self._closing.is_set():
                 log.error("%s: %s; restarting", self.spec.name, reason)
                 if self._on_death:
-                    self._on_death()
+                    self._on_death(reason)
 
     def _run_once(self) -> str:
         """Spawn, load, serve until the end; gives the reason of the end."""

@@ -36,6 +36,7 @@ class FakeLlm:
         if op == "submit":
             for submission in submissions_from_tensors(dict(zip(meta["names"], arrays, strict=True)), meta["sampling"]):
                 self._running[submission.request_id] = _Running(0, submission.sampling.max_tokens or 1)
+            return [], {"refused": {}}
         elif op == "cancel":
             for request_id in arrays[0].tolist():
                 self._running.pop(request_id, None)

@@ -54,17 +54,21 @@ class FakeStages:
                 raise report
             yield report
 
-    def submit(self, replica: int, submissions: Sequence[Submission]) -> None:
+    def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
         self.submissions += submissions
+        refused = {s.request_id: "sampling_parameters: no" for s in submissions if s.sampling.seed == BROKEN}
         if self.hold_tokens.is_set():
-            return
+            return refused
         for submission in submissions:
+            if submission.request_id in refused:
+                continue
             limit = submission.sampling.max_tokens
             tokens = list(self.answer)[:limit]
             for i, token in enumerate(tokens):
                 last = i == len(tokens) - 1
                 reason = (Finish.LENGTH if len(tokens) == limit else Finish.STOP) if last else Finish.RUNNING
                 self.report(submission.request_id, [token], reason)
+        return refused
 
     def report(self, request_id: int, tokens: list[int], finish: Finish) -> None:
         """Let the engine say something."""

@@ -1,5 +1,6 @@
 """llm_decoder: one replica of the LLM behind the decoder channel (attach, submit, cancel, stats)."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +11,7 @@ from python_backends import triton_io
 from python_backends.deployment import load_built_deployment
 from python_backends.engines.protocol import StepReport, report_tensors
 from python_backends.engines.replica import DecoderReplica
+from python_backends.errors import invalid
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -25,6 +27,10 @@ class Sink:
 
     def end(self) -> None:
         self._sender.send(flags=FINAL)
+
+
+def _json(value: dict[Any, Any]) -> Any:
+    return np.array([json.dumps(value).encode()], np.object_)
 
 
 class TritonPythonModel:
@@ -51,16 +57,16 @@ class TritonPythonModel:
 
     def _call(self, arrays: dict[str, Any], sender: Any) -> None:
         try:
-            op = arrays.pop("op")[0].decode()
+            op = arrays.pop("op")[0].decode(errors="replace")
             answer = {}
             if op == "submit":
-                self._replica.submit(arrays)
+                answer["reply"] = _json({"refused": self._replica.submit(arrays)})
             elif op == "cancel":
-                self._replica.cancel(arrays["request_ids"])
+                self._replica.cancel(arrays.get("request_ids", np.zeros(0, np.uint64)))
             elif op == "stats":
-                answer["stats"] = np.array([self._replica.stats().encode()], np.object_)
+                answer["reply"] = _json(self._replica.stats())
             else:
-                raise ValueError(f"op: {op!r} is not attach, submit, cancel or stats")
+                raise invalid("op", f"{op!r} is not attach, submit, cancel or stats")
             sender.send(triton_io.response(answer), flags=FINAL)
         except Exception as error:
             sender.send(triton_io.stage_error_response(error), flags=FINAL)
