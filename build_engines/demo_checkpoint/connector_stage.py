@@ -1,4 +1,4 @@
-"""Third stage: the connector learns to write the codebook's words; the tower's last layers follow it."""
+"""Third stage: the connector learns to write the codebook's words from the trained tower's features."""
 
 from __future__ import annotations
 
@@ -8,67 +8,52 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from build_engines.demo_checkpoint import facts
 from build_engines.demo_checkpoint.codebook import Codebook
 from build_engines.demo_checkpoint.language_stage import MIX
+from build_engines.demo_checkpoint.model import TRAINED_WIDTH, VISUAL_TOKENS
 from build_engines.demo_checkpoint.muon import Muon
-from build_engines.demo_checkpoint.tower_stage import PATCH_LAYER, Pictures, TowerState, normalised
+from build_engines.demo_checkpoint.place_channels import widen
+from build_engines.demo_checkpoint.tower_stage import Pictures, TowerState, normalised
 
-RATES = (0.006, 0.003, 0.003, 2e-4)  # Muon of connector, layers and heads; AdamW of biases and norms
-START_PICTURES = 1536
+RATE = 0.002  # Muon
+PICTURES = 3000
 
 
 def train_connector(state: TowerState, book: Codebook, output: Path, minutes: float, batch_size: int = 48) -> None:
-    """Train the connector and the tower's last two layers for `minutes` of wall time; logs to `output`.
+    """Widen the tower, then train the connector on it for `minutes` of wall time; logs to `output`.
 
-    The connector starts close to the answer: its first layer from the directions that tell values and places apart, its
-    second from a regression on that. It works on standardised features, which train far better; at the end the
-    standardisation is folded into its weights.
+    The connector starts close to the answer: its first layer from what tells values and places apart, its second from a
+    regression on that. It works on standardised features; at the end the standardisation is folded into its weights.
     """
-    loader = iter(DataLoader(Pictures(int(time.time()), MIX), batch_size, num_workers=1, prefetch_factor=8))
-    features, values = _start_features(state, loader)
+    state.path = widen(state.path)
+    features, values = _features(state)
     mean, spread = features.mean((0, 1)), features.std((0, 1))
     features = (features - mean) / spread
     connector = state.path.multi_modal_projector
-    _start_first_layer(state, features, spread)
+    _start_first_layer(state, features, values, spread)
     _solve_second_layer(state, book, features, values)
-    layers = state.path.vision_tower.encoder.layers[PATCH_LAYER:]
-    modules = [connector, layers, state.heads.fact]
-    matrices = [[p for p in module.parameters() if p.ndim == 2] for module in modules]
-    others = [p for module in modules for p in module.parameters() if p.ndim != 2]
-    # Muon, as the features are far from independent: AdamW crawls here.
-    optimisers = [Muon(group, rate, weight_decay=0.0) for group, rate in zip(matrices, RATES, strict=False)]
-    optimisers.append(torch.optim.AdamW(others, lr=RATES[-1], weight_decay=0.0))
-    started, steps, sums = time.monotonic(), 0, [0.0, 0.0, 0.0]
+    optimiser = Muon([connector.linear_2.weight], RATE, weight_decay=0.0)
+    started, steps, sums = time.monotonic(), 0, [0.0, 0.0]
     while (progress := (time.monotonic() - started) / (minutes * 60)) < 1:
-        factor = min(1.0, (steps + 1) / 20, (1 - progress) / 0.8)
-        for optimiser, rate in zip(optimisers, RATES, strict=True):
-            optimiser.param_groups[0]["lr"] = rate * factor
-        batch = next(loader)
-        with torch.no_grad():
-            hidden = state.path.features(normalised(batch["pixels"]), PATCH_LAYER)[-1]
-        for layer in layers:
-            hidden = layer(hidden, None)
-        error, confusion = book.distance(connector((hidden - mean) / spread), batch["facts"])
-        # The facts stay readable for the first stage's heads: a gradient with less noise.
-        read = sum(
-            F.cross_entropy(logits, batch["facts"][:, i]) for i, logits in enumerate(state.heads.fact_logits(hidden))
-        )
-        (error + 0.03 * confusion + 0.05 * read).backward()
-        for optimiser in optimisers:
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        optimiser.param_groups[0]["lr"] = RATE * min(1.0, (steps + 1) / 20, (1 - progress) / 0.8)
+        chosen = torch.randint(len(features), (batch_size,))
+        error, confusion = book.distance(connector(features[chosen]), values[chosen])
+        (error + 0.03 * confusion).backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        connector.zero_grad(set_to_none=True)
         steps += 1
-        for index, value in enumerate((error, confusion, read)):
+        for index, value in enumerate((error, confusion)):
             sums[index] += float(value.detach()) / 20
         if steps % 20 == 0:
             entry = {"minutes": round(progress * minutes, 2), "steps": steps}
-            entry |= dict(zip(("error", "confusion", "heads"), [round(s, 3) for s in sums], strict=True))
+            entry |= dict(zip(("error", "confusion"), [round(s, 3) for s in sums], strict=True))
             with (output / "connector.jsonl").open("a") as stream:
                 stream.write(json.dumps(entry) + "\n")
-            sums = [0.0, 0.0, 0.0]
+            sums = [0.0, 0.0]
     with torch.no_grad():
         weight = connector.linear_1.weight / spread
         connector.linear_1.bias -= weight @ mean
@@ -76,32 +61,52 @@ def train_connector(state: TowerState, book: Codebook, output: Path, minutes: fl
 
 
 @torch.no_grad()
-def _start_features(state: TowerState, loader: object) -> tuple[Tensor, Tensor]:
+def _features(state: TowerState) -> tuple[Tensor, Tensor]:
     features, values = [], []
-    for batch in loader:  # type: ignore[attr-defined]
+    for batch in DataLoader(Pictures(int(time.time()), MIX), 64, num_workers=1):
         features.append(state.path.features(normalised(batch["pixels"]))[-1])
         values.append(batch["facts"])
-        if sum(map(len, values)) >= START_PICTURES:
+        if sum(map(len, values)) >= PICTURES:
             break
     return torch.cat(features), torch.cat(values)
 
 
 @torch.no_grad()
-def _start_first_layer(state: TowerState, features: Tensor, spread: Tensor) -> None:
-    """One hidden unit for every token's place, one for every value of a fact, random ones for the rest."""
+def _start_first_layer(state: TowerState, features: Tensor, values: Tensor, spread: Tensor) -> None:
+    """One hidden unit for every token's place and one for every value of a fact; random ones for the rest.
+
+    A unit is about 4 for its own place or value and about 0 otherwise: to the second layer they are labels.
+    """
     layer = state.path.multi_modal_projector.linear_1
-    flat = features[:500].flatten(0, 1)
-    place = torch.eye(features.shape[1]).repeat(len(flat) // features.shape[1], 1) - 1 / features.shape[1]
-    places = _regression(flat.T @ flat, flat.T @ place).T
+    torch.nn.init.xavier_uniform_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    channels = slice(TRAINED_WIDTH, TRAINED_WIDTH + VISUAL_TOKENS)
+    own = features[0, :, channels]  # [64, 64], the same for every picture
+    away, home = own[1, 0], own[0, 0]
+    # In these units a place's channel is 1 at its own token and 0 at the others.
+    step = 1 / (home - away)
+    layer.weight[:VISUAL_TOKENS] = 0
+    layer.weight[:VISUAL_TOKENS, channels] = 8 * step * torch.eye(VISUAL_TOKENS)
+    layer.bias[:VISUAL_TOKENS] = -4 - 8 * step * away
     heads = state.heads.fact.weight * state.heads.fact_norm.weight
-    directions = [places, (heads - heads.mean(1, keepdim=True)) * spread]
-    directions.append(torch.randn(layer.out_features - sum(map(len, directions)), layer.in_features))
-    layer.weight.copy_(torch.cat(directions))
-    scores = flat @ layer.weight.T
-    scale = 1.5 / scores.std(0)
-    layer.weight.mul_(scale[:, None])
-    # Below zero for most tokens, so that a unit speaks of its own value only.
-    layer.bias.copy_(-scores.mean(0) * scale - 0.7)
+    heads = (heads - heads.mean(1, keepdim=True)) * spread[:TRAINED_WIDTH]
+    for group, names in facts.GROUPS.items():
+        spots = [facts.FIRST_FACT_TOKEN + i for i, name in enumerate(facts.FACTS) if name == group]
+        tokens = features[:, spots, :TRAINED_WIDTH].flatten(0, 1)
+        targets = values[:, [spot - facts.FIRST_FACT_TOKEN for spot in spots]].flatten()
+        start = facts.OFFSETS[group]
+        scores = tokens @ heads[start : start + len(names)].T
+        gate = torch.zeros(layer.in_features)
+        gate[TRAINED_WIDTH + torch.tensor(spots)] = 12 * step
+        for index in range(len(names)):
+            mine, others = scores[targets == index, index], scores[targets != index, index]
+            high = mine.mean() if len(mine) > 2 else others.mean() + 5 * others.std()
+            slope = 8 / (high - others.mean()).clamp(min=1e-3)
+            unit = VISUAL_TOKENS + start + index
+            layer.weight[unit] = gate
+            layer.weight[unit, :TRAINED_WIDTH] = slope * heads[start + index]
+            # The gate costs 12 at the tokens of other facts.
+            layer.bias[unit] = -4 - slope * others.mean() - 12 - 12 * step * away * len(spots)
 
 
 @torch.no_grad()

@@ -26,14 +26,16 @@ IMAGE_TOKEN_ID = 49152
 IMAGE_PIXELS = 128
 PATCH_PIXELS = 16
 VISUAL_TOKENS = (IMAGE_PIXELS // PATCH_PIXELS) ** 2
+TRAINED_WIDTH = 192
 EOS_TOKEN_ID = 2
 VISION_FILE = "vision.safetensors"
-TOWER_PREFIX = "model.vision_tower."
-CONNECTOR_PREFIX = "model.multi_modal_projector."
 
 
-def llava_config() -> LlavaConfig:
-    """The configuration written into the checkpoint; the vocabulary grows by one row, for `<image>`."""
+def llava_config(width: int = TRAINED_WIDTH + VISUAL_TOKENS) -> LlavaConfig:
+    """The configuration written into the checkpoint; the vocabulary grows by one row, for `<image>`.
+
+    The tower is trained `TRAINED_WIDTH` wide; `place_channels.widen` then adds one channel for every token's place.
+    """
     text = LlamaConfig(
         vocab_size=IMAGE_TOKEN_ID + 1,
         hidden_size=576,
@@ -51,10 +53,10 @@ def llava_config() -> LlavaConfig:
         pad_token_id=2,
     )
     vision = SiglipVisionConfig(
-        hidden_size=192,
+        hidden_size=width,
         intermediate_size=512,
         num_hidden_layers=6,
-        num_attention_heads=3,
+        num_attention_heads=width // 64,
         image_size=IMAGE_PIXELS,
         patch_size=PATCH_PIXELS,
         vision_use_head=False,
@@ -86,7 +88,7 @@ class VisionPath(nn.Module):
         self.multi_modal_projector = LlavaMultiModalProjector(config)
 
     def features(self, pixels: Tensor, layers: int | None = None) -> list[Tensor]:
-        """The patch embeddings and the output of the first `layers` (or all) layers, float32 [N, 64, 192] each."""
+        """The patch embeddings and the output of the first `layers` (or all) layers, float32 [N, 64, width] each."""
         hidden = self.vision_tower.embeddings(pixels)
         outputs = [hidden]
         for layer in self.vision_tower.encoder.layers[:layers]:

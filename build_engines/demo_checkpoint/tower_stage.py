@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from build_engines.demo_checkpoint import facts
-from build_engines.demo_checkpoint.model import IMAGE_PIXELS, VisionPath, llava_config
+from build_engines.demo_checkpoint.model import IMAGE_PIXELS, TRAINED_WIDTH, VisionPath, llava_config
 from build_engines.demo_checkpoint.muon import Muon
 from build_engines.demo_checkpoint.pictures import GRID, draw_labelled, weather
 from build_engines.demo_checkpoint.scenes import random_scene
@@ -118,7 +118,7 @@ class TowerState:
 
 def new_state(sample: Tensor) -> TowerState:
     """A fresh tower whose first layer whitens patches; `sample` is uint8 [N, 128, 128, 3]."""
-    path = VisionPath(llava_config())
+    path = VisionPath(llava_config(TRAINED_WIDTH))
     heads = Heads(path.vision_tower.config.hidden_size)
     _whiten_patches(path, sample)
     _mark_positions(path)

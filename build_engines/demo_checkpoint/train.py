@@ -3,8 +3,8 @@
     python -m build_engines.demo_checkpoint.train --out runs/demo [--minutes-language 60] [--minutes-tower 120]
     python -m build_engines.demo_checkpoint.train --out runs/demo --minutes-tower 180     # go on where it stopped
 
-Four stages (`language_stage`, `tower_stage`, `connector_stage`, `joint_stage`); one of the first two that was stopped,
-or given more minutes, goes on from its last save. The checkpoint is then in OUT/checkpoint. Debian packages of the
+Three stages (`language_stage`, `tower_stage`, `connector_stage`); one of the first two that was stopped, or given more
+minutes, goes on from its last save. The checkpoint is then in OUT/checkpoint. Debian packages of the
 fonts: fonts-noto-color-emoji, fonts-dejavu, fonts-liberation, fonts-freefont-ttf.
 """
 
@@ -18,7 +18,6 @@ from rich.console import Console
 from build_engines.demo_checkpoint.codebook import Codebook
 from build_engines.demo_checkpoint.connector_stage import train_connector
 from build_engines.demo_checkpoint.export import export_checkpoint
-from build_engines.demo_checkpoint.joint_stage import train_joint
 from build_engines.demo_checkpoint.language_stage import train_codebook
 from build_engines.demo_checkpoint.model import load_language_model, load_tokenizer
 from build_engines.demo_checkpoint.packing import Language
@@ -32,8 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run: saves, logs, the checkpoint")
     parser.add_argument("--minutes-language", type=float, default=60)
     parser.add_argument("--minutes-tower", type=float, default=120)
-    parser.add_argument("--minutes-connector", type=float, default=20)
-    parser.add_argument("--minutes-joint", type=float, default=30)
+    parser.add_argument("--minutes-connector", type=float, default=2)
     options = parser.parse_args()
     console = Console()
     if not has_emoji_font():
@@ -49,8 +47,6 @@ def main() -> None:
     console.print(f"Connector, {options.minutes_connector:g} min")
     book = Codebook.load(options.out / "codebook.pt")
     train_connector(state, book, options.out, options.minutes_connector)
-    console.print(f"Connector and last layers through the LLM, {options.minutes_joint:g} min")
-    train_joint(state, book, language, options.out, options.minutes_joint)
     export_checkpoint(state.path, options.out / "checkpoint")
     console.print(
         f"Exported {options.out / 'checkpoint'}; next: python -m build_engines.demo_checkpoint.evaluate --help"
