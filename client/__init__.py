@@ -9,6 +9,7 @@ with VlmClient("grpc://localhost:8001") as vlm:
 """
 
 from client.api import AsyncVlmClient, VlmClient
+from client.retry import RetryPolicy
 from client.types import Answer, AsyncTextStream, ImageInput, StageTiming, TextStream, Usage, VlmError
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "AsyncTextStream",
     "AsyncVlmClient",
     "ImageInput",
+    "RetryPolicy",
     "StageTiming",
     "TextStream",
     "Usage",

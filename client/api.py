@@ -7,6 +7,15 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from client.request import VlmRequest, make_request
+from client.retry import (
+    DEFAULT_RETRY,
+    Attempts,
+    RetriedAsyncStream,
+    RetriedStream,
+    RetryPolicy,
+    generate,
+    generate_async,
+)
 from client.types import Answer, AsyncTextStream, ImageInput, TextStream, VlmError
 
 
@@ -18,28 +27,40 @@ class _Transport(Protocol):
     def close(self) -> None: ...
 
 
-class VlmClient:
-    """Asks the model `vlm` of a server, `grpc://host:port` or `http://host:port`. Threads may share one.
+class _AsyncTransport(Protocol):
+    async def generate(self, request: VlmRequest) -> Answer: ...
 
-    Both calls take `text` or `messages` (OpenAI-style; image parts refer to `images` in order), `images` in the order
-    that the question means, and as keywords:
-        timeout_s: seconds until the call fails with DEADLINE_EXCEEDED and the request is cancelled.
+    def stream(self, request: VlmRequest) -> AsyncTextStream: ...
+
+    async def close(self) -> None: ...
+
+
+class VlmClient:
+    """Asks the model `vlm` of a server, `grpc://host:port` or `http(s)://host:port`. Threads may share one.
+
+    Both calls take `text` or `messages` (OpenAI-style; image parts refer to `images` in order), `images` (paths,
+    encoded bytes, data: URIs or PIL images) in the order that the question means, and as keywords:
+        timeout_s: seconds until the call, attempts and all, fails with DEADLINE_EXCEEDED and the request is cancelled.
         priority_class, ttft_slo_ms, deadline_ms: how the server's scheduler treats the request.
         max_tokens, temperature, top_p, top_k, seed, stop, ...: sampling parameters, checked by the server.
-    Both raise VlmError.
+    Both raise VlmError. A request that is refused with UNAVAILABLE is sent again as `retry` says, but never once a
+    piece of its answer has come.
     """
 
-    def __init__(self, url: str = "grpc://localhost:8001") -> None:
+    def __init__(self, url: str = "grpc://localhost:8001", *, retry: RetryPolicy = DEFAULT_RETRY) -> None:
         scheme, address = parse_url(url)
+        self._retry = retry
         self._transport = _open_grpc(address) if scheme == "grpc" else _open_http(f"{scheme}://{address}")
 
     def generate(self, text: str | None = None, images: Sequence[ImageInput] = (), **options: Any) -> Answer:
         """Ask and wait for the whole answer."""
-        return self._transport.generate(make_request(text, images, stream=False, **options))
+        request = make_request(text, images, stream=False, **options)
+        return generate(self._transport.generate, Attempts(self._retry, request))
 
     def stream(self, text: str | None = None, images: Sequence[ImageInput] = (), **options: Any) -> TextStream:
         """Ask and get the answer's pieces as they come; closing the stream cancels the request."""
-        return self._transport.stream(make_request(text, images, stream=True, **options))
+        request = make_request(text, images, stream=True, **options)
+        return RetriedStream(self._transport.stream, Attempts(self._retry, request))
 
     def close(self) -> None:
         """Close the connections."""
@@ -53,26 +74,25 @@ class VlmClient:
 
 
 class AsyncVlmClient:
-    """As VlmClient with coroutines, over gRPC only; made and used in one event loop."""
+    """As VlmClient with coroutines; made and used in one event loop."""
 
-    def __init__(self, url: str = "grpc://localhost:8001") -> None:
+    def __init__(self, url: str = "grpc://localhost:8001", *, retry: RetryPolicy = DEFAULT_RETRY) -> None:
         scheme, address = parse_url(url)
-        if scheme != "grpc":
-            raise VlmError("INVALID_ARGUMENT", f"url: the async client speaks grpc:// only, got {url}")
-        from client.grpc_client import AsyncGrpcTransport  # noqa: PLC0415  (gRPC takes 0.2 s to import)
-
-        self._transport = AsyncGrpcTransport(address)
+        self._retry = retry
+        self._transport = _open_grpc_async(address) if scheme == "grpc" else _open_http_async(f"{scheme}://{address}")
 
     async def generate(self, text: str | None = None, images: Sequence[ImageInput] = (), **options: Any) -> Answer:
         """Ask and wait for the whole answer."""
-        return await self._transport.generate(make_request(text, images, stream=False, **options))
+        request = make_request(text, images, stream=False, **options)
+        return await generate_async(self._transport.generate, Attempts(self._retry, request))
 
     def stream(self, text: str | None = None, images: Sequence[ImageInput] = (), **options: Any) -> AsyncTextStream:
         """Ask and get the answer's pieces as they come; closing the stream cancels the request."""
-        return self._transport.stream(make_request(text, images, stream=True, **options))
+        request = make_request(text, images, stream=True, **options)
+        return RetriedAsyncStream(self._transport.stream, Attempts(self._retry, request))
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncVlmClient:
@@ -104,3 +124,15 @@ def _open_http(base_url: str) -> _Transport:
     from client.http_client import HttpTransport  # noqa: PLC0415  (so that gRPC users need no urllib3)
 
     return HttpTransport(base_url)
+
+
+def _open_grpc_async(address: str) -> _AsyncTransport:
+    from client.grpc_client import AsyncGrpcTransport  # noqa: PLC0415  (gRPC takes 0.2 s to import)
+
+    return AsyncGrpcTransport(address)
+
+
+def _open_http_async(base_url: str) -> _AsyncTransport:
+    from client.http_async import AsyncHttpTransport  # noqa: PLC0415  (aiohttp takes as long)
+
+    return AsyncHttpTransport(base_url)

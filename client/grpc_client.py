@@ -16,7 +16,14 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from client.request import MODEL, AnswerBuilder, VlmRequest
 from client.types import Answer, AsyncTextStream, TextStream, VlmError
 
-_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A channel that lost its server refuses at once until it has tried again; gRPC's own waits (1 s, then up to
+    # 120 s) would outlast the attempts of a request.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 # Without this header Triton answers errors in a stream as bare text, and the status is lost.
 _METADATA = (("triton_grpc_error", "true"),)
 

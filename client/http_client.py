@@ -1,23 +1,18 @@
-"""The model `vlm` over HTTP: Triton's `generate` and `generate_stream`."""
+"""The model `vlm` over HTTP, blocking: Triton's `generate` and `generate_stream`."""
 
 from __future__ import annotations
 
-import json
-import time
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
 
 import urllib3
 
-from client.request import MODEL, AnswerBuilder, VlmRequest
-from client.types import Answer, TextStream, VlmError
+from client.http_protocol import HEADERS, EventParser, Timeout, cut_off, nobody_there, outputs_of, refusal, url_of
+from client.request import AnswerBuilder, VlmRequest
+from client.types import Answer, TextStream
 
-# Triton's statuses as its HTTP front end sends them. 400 is not among them: Triton 24.10 answers with it whatever a
-# model refuses, for any reason; over gRPC the status is kept.
-_STATUS = {404: "NOT_FOUND", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
-# Triton waits for idle connections before it exits, as long as its exit timeout: keep none.
-_HEADERS = {"Connection": "close"}
-_FOREVER_S = 1e9
+_CHUNK_BYTES = 65536
 
 
 class HttpTransport:
@@ -25,47 +20,45 @@ class HttpTransport:
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url
-        self._pool = urllib3.PoolManager(maxsize=64, retries=False, headers=_HEADERS)
+        self._pool = urllib3.PoolManager(maxsize=64, retries=False, headers=HEADERS)
 
     def generate(self, request: VlmRequest) -> Answer:
         """Send the request and wait for its answer."""
         builder = AnswerBuilder()
-        builder.add(_checked(json.loads(self._post("generate", request).data)))
+        builder.add(outputs_of(self._post(request, Timeout(request.timeout_s)).data))
         return builder.answer()
 
     def stream(self, request: VlmRequest) -> TextStream:
         """Send the request; its pieces come from the stream."""
-        return _HttpStream(self._post("generate_stream", request), request.timeout_s)
+        timeout = Timeout(request.timeout_s)
+        return _HttpStream(self._post(request, timeout), self._base_url, timeout)
 
     def close(self) -> None:
         """Close the pool."""
         self._pool.clear()
 
-    def _post(self, action: str, request: VlmRequest) -> urllib3.BaseHTTPResponse:
-        url = f"{self._base_url}/v2/models/{MODEL}/{action}"
-        timeout = urllib3.Timeout(total=request.timeout_s)
-        try:
+    def _post(self, request: VlmRequest, timeout: Timeout) -> urllib3.BaseHTTPResponse:
+        with _errors(self._base_url, timeout):
             response = self._pool.request(
-                "POST", url, json=request.json_body(), timeout=timeout, preload_content=action == "generate"
+                "POST",
+                url_of(self._base_url, request),
+                json=request.json_body(),
+                timeout=urllib3.Timeout(total=timeout.timeout_s),
+                preload_content=not request.stream,
             )
-        except urllib3.exceptions.NewConnectionError as error:
-            hint = f"no server answers at {self._base_url}; start one with `tvlm serve`, or give its address"
-            raise VlmError("UNAVAILABLE", hint) from error
-        except urllib3.exceptions.TimeoutError as error:
-            raise _late(request.timeout_s) from error
-        except urllib3.exceptions.HTTPError as error:
-            raise _cut_off() from error
-        if response.status != 200:
-            raise _refusal(response.status, response.data)
-        return response
+            if response.status != 200:
+                raise refusal(response.status, response.data)
+            return response
 
 
 class _HttpStream(TextStream):
-    def __init__(self, response: urllib3.BaseHTTPResponse, timeout_s: float | None) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse, base_url: str, timeout: Timeout) -> None:
         self._response = response
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + (_FOREVER_S if timeout_s is None else timeout_s)
-        self._events = server_sent_events(response)
+        self._chunks = response.stream(amt=_CHUNK_BYTES)
+        self._base_url = base_url
+        self._timeout = timeout
+        self._parser = EventParser()
+        self._ready: deque[bytes] = deque()
         self._builder = AnswerBuilder()
 
     @property
@@ -73,49 +66,29 @@ class _HttpStream(TextStream):
         return self._builder.answer()
 
     def __next__(self) -> str:
-        if time.monotonic() > self._deadline:
-            self.close()
-            raise _late(self._timeout_s)
         try:
-            return self._builder.add(_checked(json.loads(next(self._events))))
-        except urllib3.exceptions.TimeoutError as error:
+            with _errors(self._base_url, self._timeout):
+                while not self._ready:
+                    self._timeout.check()
+                    self._ready.extend(self._parser.feed(next(self._chunks)))
+            return self._builder.add(outputs_of(self._ready.popleft()))
+        except BaseException:
             self.close()
-            raise _late(self._timeout_s) from error
-        except urllib3.exceptions.HTTPError as error:
-            raise _cut_off() from error
+            raise
 
     def close(self) -> None:
         # The server sees a client that went away when it writes its next piece.
         self._response.close()
 
 
-def server_sent_events(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
-    """The data of each event of a text/event-stream body, in order."""
-    pending = b""
-    for chunk in response.stream(amt=65536):
-        pending += chunk
-        *events, pending = pending.split(b"\n\n")
-        for event in events:
-            yield event.decode().removeprefix("data:").strip()
-
-
-def _checked(body: Any) -> dict[str, Any]:
-    if "error" in body:
-        raise VlmError("UNKNOWN", body["error"])
-    return dict(body)
-
-
-def _refusal(status: int, body: bytes) -> VlmError:
+@contextmanager
+def _errors(base_url: str, timeout: Timeout) -> Iterator[None]:
+    """Failures of the connection in the product's terms."""
     try:
-        message = json.loads(body.removeprefix(b"data:"))["error"]
-    except (ValueError, KeyError, TypeError):
-        message = body.decode(errors="replace").strip() or "the server gave no reason"
-    return VlmError(_STATUS.get(status, "UNKNOWN"), message)
-
-
-def _late(timeout_s: float | None) -> VlmError:
-    return VlmError("DEADLINE_EXCEEDED", f"no answer within timeout_s = {timeout_s}")
-
-
-def _cut_off() -> VlmError:
-    return VlmError("UNAVAILABLE", "the server closed the connection before the answer's end")
+        yield
+    except urllib3.exceptions.NewConnectionError as error:
+        raise nobody_there(base_url) from error
+    except urllib3.exceptions.TimeoutError as error:
+        raise timeout.error() from error
+    except urllib3.exceptions.HTTPError as error:
+        raise cut_off() from error

@@ -8,11 +8,16 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client.types import Answer, ImageInput, StageTiming, Usage, VlmError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 MODEL = "vlm"
+# PIL modes that PNG has not, and what holds their colours.
+_PNG_MODE = {"CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
 OPTIONAL_OUTPUTS = ("finish_reason", "num_input_tokens", "num_output_tokens", "timing")
 
 
@@ -58,17 +63,22 @@ def make_request(
     """Gather a call's arguments into a request.
 
     Raises:
-        VlmError: (INVALID_ARGUMENT) neither or both of text and messages, or an image that can't be read.
+        VlmError: (INVALID_ARGUMENT) neither or both of text and messages, an image that can't be read, a timeout that
+            is over already, or a sampling parameter that is no JSON.
     """
     if (text is None) == (messages is None):
         raise VlmError("INVALID_ARGUMENT", "text, messages: give exactly one of the two")
+    if isinstance(images, (str, bytes)) or hasattr(images, "save"):
+        raise VlmError("INVALID_ARGUMENT", f"images: expected a list of images, got one {type(images).__name__}")
+    if timeout_s is not None and timeout_s <= 0:
+        raise VlmError("INVALID_ARGUMENT", f"timeout_s: expected seconds above 0, got {timeout_s}")
     asked = {"priority_class": priority_class, "ttft_slo_ms": ttft_slo_ms, "deadline_ms": deadline_ms}
     return VlmRequest(
         stream=stream,
         text=text,
-        messages=None if messages is None else json.dumps(list(messages)),
+        messages=None if messages is None else _json("messages", list(messages)),
         images=[image_bytes(image) for image in images],
-        sampling=json.dumps(sampling) if sampling else None,
+        sampling=_json("sampling parameters", sampling) if sampling else None,
         parameters={name: value for name, value in asked.items() if value is not None},
         timeout_s=timeout_s,
     )
@@ -92,10 +102,26 @@ def image_bytes(image: ImageInput) -> bytes:
             reason = error.strerror or error
             raise VlmError("INVALID_ARGUMENT", f"image {os.fspath(image)}: {reason}") from error
     if hasattr(image, "save"):
-        buffer = io.BytesIO()
-        image.save(buffer, format="PNG")
-        return buffer.getvalue()
+        return _png(image)
     raise VlmError("INVALID_ARGUMENT", f"image: expected a path, bytes or a PIL image, got {type(image).__name__}")
+
+
+def _png(image: Image) -> bytes:
+    """A PIL image as PNG, with its EXIF data: a photo's orientation stands there."""
+    buffer = io.BytesIO()
+    known = _PNG_MODE.get(image.mode)
+    try:
+        (image.convert(known) if known else image).save(buffer, format="PNG", exif=image.getexif())
+    except OSError as error:  # modes without a meaning as colours, and files that Pillow reads only now
+        raise VlmError("INVALID_ARGUMENT", f"image of mode {image.mode}: {error}") from error
+    return buffer.getvalue()
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise VlmError("INVALID_ARGUMENT", f"{name}: {error}") from error
 
 
 class AnswerBuilder:

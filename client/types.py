@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,13 +16,22 @@ else:  # Pillow is needed only by those who pass its images
     ImageInput = object
 
 
+_RETRY_HINT = re.compile(r"\bretry (?:in|after) (\d+(?:\.\d+)?) ?s\b")
+
+
 class VlmError(Exception):
-    """A request that failed: `status` as gRPC names it (INVALID_ARGUMENT, UNAVAILABLE, ...), `message` one sentence."""
+    """A request that failed: `status` as gRPC names it (INVALID_ARGUMENT, UNAVAILABLE, ...), `message` one sentence.
+
+    `retry_after_s` is when the server expects to take the request, where it said so; statuses have no field for it in
+    Triton's protocols, so that it stands in the sentence: "...; retry in 2 s".
+    """
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
+        hint = _RETRY_HINT.search(message)
+        self.retry_after_s = float(hint.group(1)) if hint else None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import io
 import time
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from client import AsyncVlmClient, VlmClient, VlmError
+from client import AsyncTextStream, AsyncVlmClient, RetryPolicy, VlmClient, VlmError
+from client.request import image_bytes
 from client.serving.server import Endpoints
 
 
@@ -128,6 +129,38 @@ def test_a_deadline_ends_and_cancels_the_request(vlm):
     await_cancellations(vlm, before + 1)
 
 
+def test_one_image_in_place_of_a_list_is_refused(vlm):
+    with pytest.raises(VlmError, match="images: expected a list of images, got one str"):
+        vlm.generate("Look", images="cat.jpg")
+
+
+def test_a_sampling_parameter_that_is_no_json_is_refused(vlm):
+    with pytest.raises(VlmError, match="sampling parameters: Object of type set"):
+        vlm.generate("Hi", stop={"."})
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "LAB", "L", "RGBA", "P", "1"])
+def test_pil_images_of_every_mode_are_sent_as_png(mode):
+    sent = Image.open(
+        io.BytesIO(image_bytes(Image.new("RGB", (3, 2), "red").convert("LAB" if mode == "LAB" else mode)))
+    )
+    assert (sent.format, sent.size) == ("PNG", (3, 2))
+
+
+def test_a_pil_photo_keeps_its_orientation():
+    buffer = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (24, 16)).save(buffer, "JPEG", exif=exif)
+    sent = Image.open(io.BytesIO(image_bytes(Image.open(buffer))))
+    assert ImageOps.exif_transpose(sent).size == (16, 24)
+
+
+def test_a_pil_image_without_colours_is_refused_by_its_mode():
+    with pytest.raises(VlmError, match="image of mode F"):
+        image_bytes(Image.new("F", (2, 2)))
+
+
 @pytest.mark.parametrize("url", ["grpc://127.0.0.1:9", "http://127.0.0.1:9"])
 def test_no_server_says_what_to_do(url):
     with VlmClient(url) as vlm, pytest.raises(VlmError, match="tvlm serve") as caught:
@@ -140,24 +173,42 @@ def test_a_url_without_scheme_is_refused():
         VlmClient("localhost:8001")
 
 
-def test_async_client_answers_streams_and_cancels(echo_server):
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_async_client_answers_streams_and_cancels(echo_server, scheme):
     async def talk() -> None:
-        async with AsyncVlmClient(echo_server.grpc) as vlm:
+        async with AsyncVlmClient(getattr(echo_server, scheme)) as vlm:
             answers = await asyncio.gather(*(vlm.generate(f"q{n}") for n in range(8)))
             assert [answer.text.split()[0] for answer in answers] == [f"q{n}" for n in range(8)]
             async with vlm.stream("one two") as pieces:
                 assert [piece async for piece in pieces][:2] == ["one", " two"]
-            assert pieces.answer.finish_reason == "stop"
+            assert pieces.answer == await vlm.generate("one two")
             before = int((await vlm.generate("cancellations")).text)
             async with vlm.stream("forever") as pieces:
                 assert await anext(pieces) == "again "
             while int((await vlm.generate("cancellations")).text) <= before:
                 await asyncio.sleep(0.02)
-            with pytest.raises(VlmError) as caught:
-                await vlm.generate("fail UNAVAILABLE full")
-            assert caught.value.status == "UNAVAILABLE"
-            with pytest.raises(VlmError) as caught:
-                await vlm.generate("forever", timeout_s=0.2)
-            assert caught.value.status == "DEADLINE_EXCEEDED"
+            with pytest.raises(VlmError, match="no room") as caught:
+                await vlm.generate("fail INVALID_ARG no room")
+            assert caught.value.status == ("INVALID_ARGUMENT" if scheme == "grpc" else "UNKNOWN")
+            for late in (vlm.generate("forever", timeout_s=0.2), drain(vlm.stream("forever", timeout_s=0.2))):
+                with pytest.raises(VlmError) as caught:
+                    await late
+                # HTTP `generate` takes one response: it refuses a second one at once
+                assert caught.value.status == "DEADLINE_EXCEEDED" or "generate" in caught.value.message
 
     asyncio.run(asyncio.wait_for(talk(), 30))
+
+
+async def drain(pieces: AsyncTextStream) -> list[str]:
+    return [piece async for piece in pieces]
+
+
+def test_async_client_over_http_says_that_no_server_answers():
+    async def talk() -> None:
+        async with AsyncVlmClient("http://127.0.0.1:9", retry=RetryPolicy(attempts=1)) as vlm:
+            with pytest.raises(VlmError, match="tvlm serve"):
+                await vlm.generate("Hi")
+            with pytest.raises(VlmError, match="tvlm serve"):
+                await drain(vlm.stream("Hi"))
+
+    asyncio.run(talk())

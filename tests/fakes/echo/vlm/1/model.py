@@ -1,13 +1,16 @@
 """A fake `vlm` that answers with what it was asked, word by word.
 
-text_input "fail CODE ..." is refused with that Triton error code; "forever" streams until it is cancelled;
-"cancellations" answers how often that happened; everything else is echoed.
+text_input "fail CODE ..." is refused with that Triton error code; "busy N ..." is refused with UNAVAILABLE and the rest
+as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "seen ..." answers how often
+the rest was asked; "forever" streams until it is cancelled; "cancellations" answers how often that happened;
+everything else is echoed.
 """
 
 import hashlib
 import json
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -18,6 +21,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class TritonPythonModel:
     def initialize(self, args):
         self.cancellations = 0
+        self.seen = Counter()
 
     def execute(self, requests):
         for request in requests:
@@ -26,10 +30,16 @@ class TritonPythonModel:
     def _answer(self, request):
         sender = request.get_response_sender()
         text = _text(request, "text_input") or _text(request, "messages")
-        if text.startswith("fail"):
-            _, code, message = text.split(" ", 2)
-            error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
-            sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+        kind, _, rest = text.partition(" ")
+        self.seen[text] += 1
+        if kind == "fail":
+            code, message = rest.split(" ", 1)
+            sender.send(_refusal(message, code), flags=FINAL)
+        elif kind == "busy" and self.seen[text] <= int(rest.split(" ")[0]):
+            sender.send(_refusal(rest.split(" ", 1)[1]), flags=FINAL)
+        elif kind == "break":
+            sender.send(_response(text_output="a piece"))
+            sender.send(_refusal(rest), flags=FINAL)
         elif text == "forever":
             while not sender.is_cancelled():
                 sender.send(_response(text_output="again "))
@@ -37,7 +47,8 @@ class TritonPythonModel:
             self.cancellations += 1
             sender.send(flags=FINAL)
         else:
-            answer = str(self.cancellations) if text == "cancellations" else _echo(request, text)
+            figures = {"cancellations": self.cancellations, "seen": self.seen[rest]}
+            answer = str(figures[kind]) if kind in figures else _echo(request, text)
             words = answer.split(" ")
             pieces = [" ".join(words)] if not _flag(request, "stream") else [words[0], *(f" {w}" for w in words[1:])]
             for piece in pieces[:-1]:
@@ -47,6 +58,10 @@ class TritonPythonModel:
                 text_output=pieces[-1], finish_reason="stop", num_input_tokens=7, num_output_tokens=3, timing=timing
             )
             sender.send(last, flags=FINAL)
+
+
+def _refusal(message, code="UNAVAILABLE"):
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
 
 
 def _echo(request, text):

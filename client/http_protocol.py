@@ -1,0 +1,86 @@
+"""What Triton's HTTP `generate` and `generate_stream` send, for the sync and the async client."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.request import MODEL, VlmRequest
+from client.types import VlmError
+
+# Triton's statuses as its HTTP front end sends them. 400 is not among them: Triton 24.10 answers with it whatever a
+# model refuses, for any reason; over gRPC the status is kept.
+_STATUS = {404: "NOT_FOUND", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
+# Triton waits for idle connections before it exits, as long as its exit timeout: keep none.
+HEADERS = {"Connection": "close"}
+
+
+def url_of(base_url: str, request: VlmRequest) -> str:
+    """Where the request goes."""
+    return f"{base_url}/v2/models/{MODEL}/{'generate_stream' if request.stream else 'generate'}"
+
+
+@dataclass
+class Timeout:
+    """The time a request may take, in seconds from now; None for ever."""
+
+    timeout_s: float | None
+    _started: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        """Raise DEADLINE_EXCEEDED when it is over."""
+        if self.timeout_s is not None and time.monotonic() - self._started > self.timeout_s:
+            raise self.error()
+
+    def error(self) -> VlmError:
+        """That it is over."""
+        return VlmError("DEADLINE_EXCEEDED", f"no answer within {self.timeout_s:.3g} s (timeout_s)")
+
+
+class EventParser:
+    """Cuts a text/event-stream body into the data of its events, however it was cut on the way."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The events that are whole now; each is a body for `outputs_of`."""
+        self._pending += chunk
+        *events, self._pending = self._pending.split(b"\n\n")
+        return [event.removeprefix(b"data:") for event in events]
+
+
+def outputs_of(body: bytes) -> dict[str, Any]:
+    """The outputs of one response (VlmError: it is an error)."""
+    outputs = json.loads(body)
+    if "error" in outputs:
+        raise _error("UNKNOWN", str(outputs["error"]))
+    return dict(outputs)
+
+
+def refusal(status: int, body: bytes) -> VlmError:
+    """A response that is not 200, as an error."""
+    try:
+        message = str(json.loads(body.removeprefix(b"data:"))["error"])
+    except (ValueError, KeyError, TypeError):
+        message = body.decode(errors="replace").strip() or "the server gave no reason"
+    return _error(_STATUS.get(status, "UNKNOWN"), message)
+
+
+def nobody_there(base_url: str) -> VlmError:
+    """No server could be reached."""
+    hint = "start one with `tvlm serve`, or give its address"
+    return VlmError("UNAVAILABLE", f"no server answers at {base_url}; {hint}")
+
+
+def cut_off() -> VlmError:
+    """The connection ended before the answer did."""
+    return VlmError("UNAVAILABLE", "the server closed the connection before the answer's end")
+
+
+def _error(status: str, message: str) -> VlmError:
+    """With the status that HTTP lost, where the sentence tells it: only who is UNAVAILABLE says when to come back."""
+    error = VlmError(status, message)
+    return VlmError("UNAVAILABLE", message) if status == "UNKNOWN" and error.retry_after_s is not None else error
