@@ -37,3 +37,17 @@ def unavailable(problem: str) -> ServingError:
 def cancelled() -> ServingError:
     """The client went away or asked to stop."""
     return ServingError(Status.CANCELLED, "the request was cancelled")
+
+
+def tagged(error: ServingError) -> str:
+    """Text that carries the status too, for ways on which only a text travels (BLS loses the code of an error)."""
+    return f"[{error.status.value}] {error.message}"
+
+
+def untagged(text: str) -> ServingError:
+    """The error that `tagged` wrote, without what was put before it on the way; UNAVAILABLE when it bears no status."""
+    for status in Status:
+        _, found, rest = text.partition(f"[{status.value}] ")
+        if found:
+            return ServingError(status, rest)
+    return unavailable(text)

@@ -45,9 +45,12 @@ ENCODE = _histogram("tvlm_encode_seconds", "Vision encode of the image that was 
 PREFILL = _histogram("tvlm_prefill_seconds", "From the first step that could take a sequence to its first token.")
 INPUT_TOKENS = Metric("tvlm_input_tokens_total", "counter", ("kind",), "Prompt tokens: text, visual.")
 OUTPUT_TOKENS = Metric("tvlm_output_tokens_total", "counter", (), "Answer tokens.")
-CACHE_QUERIES = Metric("tvlm_encoder_cache_queries_total", "counter", (), "Images looked up in the encoder cache.")
+CACHE_QUERIES = Metric("tvlm_encoder_cache_queries_total", "counter", (), "Images looked up in the embedding pool.")
 CACHE_HITS = Metric("tvlm_encoder_cache_hits_total", "counter", (), "Images found there, and so not encoded.")
-CACHE_BYTES = Metric("tvlm_encoder_cache_bytes", "gauge", (), "Visual tokens in the encoder cache.")
+PAGES = Metric(
+    "tvlm_embedding_pages", "gauge", ("state",), "Pages of the embedding pool: held by requests, kept, free."
+)
+EVICTIONS = Metric("tvlm_embedding_evictions_total", "counter", (), "Images whose pages were given to others.")
 WAITING = Metric("tvlm_waiting_requests", "gauge", ("modality",), "Admitted and not with a replica yet.")
 RUNNING = Metric("tvlm_running_sequences", "gauge", ("replica",), "Sequences with a replica.")
 ENCODE_TOKENS = Metric("tvlm_encode_tokens", "gauge", (), "Visual tokens in encode now.")
@@ -58,7 +61,7 @@ ENCODE_BUDGET = Metric("tvlm_encode_budget_tokens", "gauge", (), "The encode bud
 
 ALL = (
     REQUESTS, RETRIES, TTFT, TPOT, LONGEST_GAP, QUEUE, DECODE, ENCODE, PREFILL, INPUT_TOKENS, OUTPUT_TOKENS,
-    CACHE_QUERIES, CACHE_HITS, CACHE_BYTES, WAITING,    RUNNING, ENCODE_TOKENS, PREFILL_TOKENS, ENCODE_BUDGET,
+    CACHE_QUERIES, CACHE_HITS, PAGES, EVICTIONS, WAITING, RUNNING, ENCODE_TOKENS, PREFILL_TOKENS, ENCODE_BUDGET,
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from python_backends.errors import ServingError, Status, unavailable
+from python_backends.errors import ServingError, Status, tagged, untagged
 from python_backends.metrics import Metric
 
 
@@ -48,7 +48,7 @@ def input_arrays(request: Any) -> dict[str, NDArray[Any]]:
 def output_arrays(response: Any) -> dict[str, NDArray[Any]]:
     """The tensors of a BLS response (ServingError when it is an error)."""
     if response.has_error():
-        raise from_stage_error(response.error().message())
+        raise untagged(response.error().message())
     return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
 
@@ -71,18 +71,9 @@ def error_response(error: BaseException) -> Any:
 
 
 def stage_error_response(error: BaseException) -> Any:
-    """An error answer of a stage: BLS loses the code of an error, so its text carries the status too."""
+    """An error answer of a stage, for `output_arrays` of the one that called it."""
     problem = _serving_error(error)
-    return error_response(ServingError(problem.status, f"[{problem.status.value}] {problem.message}"))
-
-
-def from_stage_error(message: str) -> ServingError:
-    """The error of a stage as it was raised there, without what ensembles put before it."""
-    for status in Status:
-        _, found, rest = message.partition(f"[{status.value}] ")
-        if found:
-            return ServingError(status, rest)
-    return unavailable(message)
+    return error_response(ServingError(problem.status, tagged(problem)))
 
 
 def _serving_error(error: BaseException) -> ServingError:

@@ -9,11 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from python_backends.embeddings.page_table import Entry, PageTable
 
+PAGE = 4
 KEYS = st.sampled_from([bytes([letter]) for letter in range(12)])
 
 
 def filled(table: PageTable, key: bytes, count: int) -> Entry:
-    entry = table.allocate(key, count)
+    entry = table.allocate(key, count * PAGE)
     assert entry is not None
     entry.filled = True
     table.release(entry)
@@ -25,7 +26,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize(total=st.integers(0, 12))
     def start(self, total: int) -> None:
-        self.table, self.twin = PageTable(total), PageTable(total)
+        self.table, self.twin = PageTable(total, PAGE), PageTable(total, PAGE)
         self.total = total
         self.holds: list[tuple[Entry, Entry]] = []  # one a holder: the entry, and its twin's
         self.idle: list[Entry] = []  # filled, held by nobody, in order of allocation
@@ -34,9 +35,10 @@ class TableMachine(RuleBasedStateMachine):
         held = {id(entry): entry for entry, _ in self.holds}
         return [*held.values(), *self.idle]
 
-    @rule(key=KEYS, count=st.integers(1, 5))
-    def ask(self, key: bytes, count: int) -> None:
+    @rule(key=KEYS, tokens=st.integers(1, 5 * PAGE))
+    def ask(self, key: bytes, tokens: int) -> None:
         """A request wants an image: found, or allocated, or (all held) neither."""
+        count = -(-tokens // PAGE)
         entry, twin = self.table.find(key), self.twin.find(key)
         if entry is not None:
             assert twin is not None
@@ -46,7 +48,7 @@ class TableMachine(RuleBasedStateMachine):
             self.holds.append((entry, twin))
             return
         held = sum(len(pages) for pages in {id(e): e.pages for e, _ in self.holds}.values())
-        entry, twin = self.table.allocate(key, count), self.twin.allocate(key, count)
+        entry, twin = self.table.allocate(key, tokens), self.twin.allocate(key, tokens)
         if held + count > self.total:
             assert entry is None
             return
@@ -112,18 +114,18 @@ TestTableMachine.settings = settings(max_examples=200, stateful_step_count=40, d
 
 
 def test_oldest_goes_first_although_it_was_used_last() -> None:
-    table = PageTable(3)
+    table = PageTable(3, PAGE)
     first, second = filled(table, b"a", 1), filled(table, b"b", 1)
     table.hold(first)
     table.release(first)
-    assert table.allocate(b"c", 2) is not None
+    assert table.allocate(b"c", 2 * PAGE) is not None
     assert table.find(b"a") is None
     assert table.find(b"b") is second
     assert table.evicted == 1
 
 
 def test_held_entry_is_passed_over() -> None:
-    table = PageTable(2)
+    table = PageTable(2, PAGE)
     first = filled(table, b"a", 1)
     filled(table, b"b", 1)
     table.hold(first)
@@ -133,9 +135,9 @@ def test_held_entry_is_passed_over() -> None:
 
 
 def test_nothing_is_evicted_for_what_does_not_fit() -> None:
-    table = PageTable(2)
+    table = PageTable(2, PAGE)
     entry = filled(table, b"a", 1)
     table.hold(filled(table, b"b", 1))
-    assert table.allocate(b"c", 2) is None
+    assert table.allocate(b"c", 2 * PAGE) is None
     assert table.find(b"a") is entry
     assert table.usage.pressure == pytest.approx(0.5)

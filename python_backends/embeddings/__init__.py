@@ -1,1 +1,1 @@
-"""Visual tokens between encode and prefill."""
+"""Visual tokens between encode and prefill: pages of shared memory, kept for images that are seen again."""

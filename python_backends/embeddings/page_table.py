@@ -18,7 +18,8 @@ class Entry:
     """The pages of one image."""
 
     key: bytes
-    pages: tuple[int, ...]
+    tokens: int
+    pages: tuple[int, ...]  # in order; the last one may be filled in part
     number: int  # order of allocation
     holders: int = 1
     filled: bool = False  # its visual tokens are there
@@ -34,16 +35,30 @@ class PoolUsage:
     held: int
 
     @property
+    def kept(self) -> int:
+        """Pages that nobody holds, for images that may be seen again."""
+        return self.used - self.held
+
+    @property
+    def free(self) -> int:
+        """Pages that hold nothing."""
+        return self.total - self.used
+
+    @property
     def pressure(self) -> float:
         """Share of the pool that eviction can't give back, 0 to 1."""
         return self.held / self.total if self.total else 0.0
 
 
 class PageTable:
-    """`total` pages, given out by whole entries; every operation is O(pages of the entry + log entries), amortised."""
+    """`total` pages of `page_tokens` tokens each, given out by whole entries.
 
-    def __init__(self, total: int) -> None:
+    Every operation is O(pages of the entry + log entries), amortised.
+    """
+
+    def __init__(self, total: int, page_tokens: int) -> None:
         self.total = total
+        self._page_tokens = page_tokens
         self.evicted = 0  # entries, since the beginning
         self._free = list(range(total - 1, -1, -1))
         self._entries: dict[bytes, Entry] = {}
@@ -60,17 +75,18 @@ class PageTable:
         """The entry of an image, filled or being filled."""
         return self._entries.get(key)
 
-    def allocate(self, key: bytes, count: int) -> Entry | None:
-        """A new entry of `count` pages with one holder, at the cost of the oldest that nobody holds.
+    def allocate(self, key: bytes, tokens: int) -> Entry | None:
+        """A new entry for so many tokens with one holder, at the cost of the oldest that nobody holds.
 
         None, and nothing is evicted, when held entries leave no room. The key must not be in the table.
         """
         assert key not in self._entries
+        count = -(-tokens // self._page_tokens)
         if count > self.total - self._held:
             return None
         while len(self._free) < count:
             self._evict_oldest()
-        entry = Entry(key, tuple(self._free.pop() for _ in range(count)), next(self._numbers))
+        entry = Entry(key, tokens, tuple(self._free.pop() for _ in range(count)), next(self._numbers))
         self._entries[key] = entry
         self._held += count
         return entry

@@ -20,8 +20,16 @@ from numpy.typing import NDArray
 
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, TextPool
-from python_backends.engines.protocol import VISUAL_TOKEN, Finish, StepReport, Submission, submissions_from_tensors
-from python_backends.errors import ServingError, invalid
+from python_backends.embeddings.region import PoolReader
+from python_backends.engines.protocol import (
+    VISUAL_TOKEN,
+    Finish,
+    StepReport,
+    Submission,
+    VisualRows,
+    submissions_from_tensors,
+)
+from python_backends.errors import ServingError, invalid, tagged
 from python_backends.sampling import SamplingParams
 
 Arrays = list[NDArray[Any]]
@@ -54,6 +62,7 @@ class LlmEngine:
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(artifacts / "llm"), _scheduler_config(pool, self._checkpoint), "CPU", _device_properties(pool)
         )
+        self._pool = PoolReader()
         self._sequences: dict[int, _Sequence] = {}
         self._warm_up()
 
@@ -63,12 +72,13 @@ class LlmEngine:
         return bool(self._sequences)
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`submit`: arrays named by meta["names"], and meta["sampling"]; `cancel`: an array of request ids; `stats`.
+        """`submit`: arrays named by meta["names"], texts in meta; `cancel`: an array of request ids; `stats`.
 
-        `submit` answers with meta["refused"], a sentence for each request id that the engine does not take.
+        `submit` answers with meta["refused"], a tagged error for each request id that the engine does not take.
         """
         if op == "submit":
-            return [], {"refused": self._submit_all(dict(zip(meta["names"], arrays, strict=True)), meta["sampling"])}
+            tensors = dict(zip(meta["names"], arrays, strict=True))
+            return [], {"refused": self._submit_all(tensors, meta["sampling"], "".join(meta.get("pool", [])))}
         elif op == "cancel":
             for request_id in arrays[0].tolist():
                 self._cancel(request_id)
@@ -84,22 +94,21 @@ class LlmEngine:
         self._pipeline.step()
         return self._collect(time.monotonic())
 
-    def _submit_all(self, tensors: dict[str, NDArray[Any]], sampling: list[str]) -> dict[int, str]:
+    def _submit_all(self, tensors: dict[str, NDArray[Any]], sampling: list[str], pool: str) -> dict[int, str]:
         refused: dict[int, str] = {}
         try:
-            submissions = submissions_from_tensors(tensors, sampling)
+            submissions = submissions_from_tensors(tensors, sampling, pool)
         except ServingError as error:
-            return dict.fromkeys(tensors.get("request_ids", np.zeros(1)).tolist(), error.message)
+            return dict.fromkeys(tensors.get("request_ids", np.zeros(1)).tolist(), tagged(error))
         for submission in submissions:
             try:
                 self._check(submission)
                 self._submit(submission)
             except ServingError as error:
-                refused[submission.request_id] = error.message
+                refused[submission.request_id] = tagged(error)
             except RuntimeError as error:  # what OpenVINO's own checks raise
-                refused[submission.request_id] = f"sampling_parameters: the engine refuses them: {error}".splitlines()[
-                    0
-                ]
+                sentence = f"the engine refuses them: {error}".splitlines()[0]
+                refused[submission.request_id] = tagged(invalid("sampling_parameters", sentence))
         return refused
 
     def _check(self, submission: Submission) -> None:
@@ -113,13 +122,12 @@ class LlmEngine:
             raise invalid("tokens", f"{len(tokens)} and max_tokens = {most} are over {self._context_tokens}")
         if tokens.min() < VISUAL_TOKEN or tokens.max() >= self._checkpoint.vocab_size:
             raise invalid("tokens", f"ids must be from 0 to {self._checkpoint.vocab_size - 1}, or {VISUAL_TOKEN}")
-        if len(submission.visual_tokens) and submission.visual_tokens.shape[1] != self._checkpoint.hidden_size:
+        copied = submission.visuals.copied
+        if len(copied) and copied.shape[1] != self._checkpoint.hidden_size:
             raise invalid("visual_tokens", f"rows must have {self._checkpoint.hidden_size} elements")
-        if not np.isfinite(submission.visual_tokens).all():
-            raise invalid("visual_tokens", "hold values that are not finite")
 
     def _submit(self, submission: Submission) -> None:
-        embeddings = self._embeddings(submission.tokens, submission.visual_tokens)
+        embeddings = self._embeddings(submission.tokens, submission.visuals)
         handle = self._pipeline.add_request(
             submission.request_id,
             ov.Tensor(embeddings),
@@ -133,13 +141,14 @@ class LlmEngine:
             sequence.cancelled = True
             sequence.handle.cancel()
 
-    def _embeddings(self, tokens: NDArray[np.int32], visual: NDArray[np.float16]) -> NDArray[np.float32]:
-        """Prompt embeddings [1, tokens, hidden]: text rows looked up, visual rows put in their places."""
-        is_visual = tokens == VISUAL_TOKEN
-        ids = np.where(is_visual, 0, tokens).astype(np.int64)
+    def _embeddings(self, tokens: NDArray[np.int32], visuals: VisualRows) -> NDArray[np.float32]:
+        """Prompt embeddings [1, tokens, hidden]: text rows looked up, visual rows in their places (ServingError)."""
+        places = np.flatnonzero(tokens == VISUAL_TOKEN)
+        ids = np.maximum(tokens, 0).astype(np.int64)
         rows = np.array(self._embed([ids[np.newaxis]])[0], np.float32)
-        if is_visual.any():
-            rows[0, is_visual] = visual
+        visuals.copy_to(rows[0], places, self._pool)
+        if not np.isfinite(rows).all():
+            raise invalid("visual_tokens", "hold values that are not finite")
         return rows
 
     def _collect(self, now: float) -> StepReport | None:
@@ -190,7 +199,7 @@ class LlmEngine:
         hidden = self._checkpoint.hidden_size
         tokens = np.array([VISUAL_TOKEN] * self._checkpoint.tokens_per_tile + [1] * 8, np.int32)
         visual = np.zeros((self._checkpoint.tokens_per_tile, hidden), np.float16)
-        self._submit(Submission(0, tokens, visual, SamplingParams(max_tokens=4, ignore_eos=True)))
+        self._submit(Submission(0, tokens, VisualRows(visual), SamplingParams(max_tokens=4, ignore_eos=True)))
         while self.busy:
             self.step()
 

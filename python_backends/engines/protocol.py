@@ -7,17 +7,18 @@ visual tokens, never text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.embeddings.region import NO_PAGES, PoolReader
 from python_backends.errors import invalid
 from python_backends.sampling import SamplingParams, parse_sampling
 
-VISUAL_TOKEN = -1  # in Submission.tokens: the next row of visual_tokens stands here
+VISUAL_TOKEN = -1  # in Submission.tokens: the next visual token stands here
 HEARTBEAT_S = 0.25  # a replica's channel is never silent for longer
 
 
@@ -32,12 +33,35 @@ class Finish(IntEnum):
 
 
 @dataclass(frozen=True)
+class VisualRows:
+    """The visual tokens of one sequence in order: copied, or in pages of the router's embedding pool."""
+
+    copied: NDArray[np.float16]  # [tokens, hidden]; none when they are in pages
+    pages: NDArray[np.int64] = field(default_factory=lambda: NO_PAGES)  # see embeddings.region
+    pool: str = ""  # address of the pool
+
+    def copy_to(self, target: NDArray[np.float32], places: NDArray[np.int64], reader: PoolReader) -> None:
+        """Put the rows in their places of `target` [tokens, hidden]; the pages are not needed after it.
+
+        Raises:
+            ServingError: see `PoolReader.copy`.
+        """
+        if len(self.pages):
+            reader.copy(self.pool, self.pages, target, places)
+        elif len(places):
+            target[places] = self.copied
+
+
+NO_VISUALS = VisualRows(np.zeros((0, 0), np.float16))
+
+
+@dataclass(frozen=True)
 class Submission:
     """One sequence for an engine. `max_tokens` of the sampling is set."""
 
     request_id: int  # unique for the lifetime of a replica; 63 bits
     tokens: NDArray[np.int32]  # [prompt length], VISUAL_TOKEN where a visual token stands
-    visual_tokens: NDArray[np.float16]  # [number of VISUAL_TOKEN, hidden]
+    visuals: VisualRows  # as many rows as there are VISUAL_TOKEN
     sampling: SamplingParams
 
 
@@ -86,21 +110,31 @@ def report_from_tensors(tensors: Mapping[str, NDArray[Any]]) -> StepReport:
 
 
 def submission_tensors(submissions: Sequence[Submission]) -> dict[str, NDArray[Any]]:
-    """Several submissions as the input tensors of one call."""
+    """Several submissions of one router as the input tensors of one call."""
     tensors: dict[str, NDArray[Any]] = {
         "request_ids": np.array([s.request_id for s in submissions], np.uint64),
         "tokens": np.concatenate([s.tokens for s in submissions]),
         "token_counts": np.array([len(s.tokens) for s in submissions], np.int32),
         "sampling": np.array([s.sampling.model_dump_json().encode() for s in submissions], np.object_),
     }
-    visual = [s.visual_tokens for s in submissions if len(s.visual_tokens)]
-    if visual:
-        tensors["visual_tokens"] = np.concatenate(visual)
+    copied = [s.visuals.copied for s in submissions if len(s.visuals.copied)]
+    if copied:
+        tensors["visual_tokens"] = np.concatenate(copied)
+    pools = [s.visuals.pool for s in submissions if len(s.visuals.pages)]
+    if pools:
+        tensors["pages"] = np.concatenate([s.visuals.pages for s in submissions])
+        tensors["page_counts"] = np.array([len(s.visuals.pages) for s in submissions], np.int32)
+        tensors["pool"] = np.array([pools[0].encode()], np.object_)
     return tensors
 
 
-def submissions_from_tensors(tensors: Mapping[str, NDArray[Any]], sampling: Sequence[str]) -> list[Submission]:
-    """The submissions of one call; `sampling` holds each one's parameters as JSON (ServingError)."""
+def submissions_from_tensors(
+    tensors: Mapping[str, NDArray[Any]], sampling: Sequence[str], pool: str = ""
+) -> list[Submission]:
+    """The submissions of one call (ServingError).
+
+    `sampling` holds each one's parameters as JSON, `pool` the address of the pool that the pages are in.
+    """
     for name in ("request_ids", "tokens", "token_counts"):
         if name not in tensors:
             raise invalid(name, "is missing")
@@ -112,12 +146,28 @@ def submissions_from_tensors(tensors: Mapping[str, NDArray[Any]], sampling: Sequ
             "token_counts", f"must be positive, and add up to the {len(tensors['tokens'])} elements of tokens"
         )
     prompts = np.split(tensors["tokens"], np.cumsum(tensors["token_counts"])[:-1])
-    visual_tokens = tensors.get("visual_tokens", np.zeros((0, 0), np.float16))
-    visual_counts = [int(np.count_nonzero(prompt == VISUAL_TOKEN)) for prompt in prompts]
-    if sum(visual_counts) != len(visual_tokens):
-        raise invalid("visual_tokens", f"{len(visual_tokens)} rows for {sum(visual_counts)} places in tokens")
-    visual = np.split(visual_tokens, np.cumsum(visual_counts)[:-1])
+    visuals = _visuals(tensors, prompts, pool)
     return [
         Submission(int(request_id), prompt, rows, parse_sampling(text))
-        for request_id, prompt, rows, text in zip(tensors["request_ids"], prompts, visual, sampling, strict=True)
+        for request_id, prompt, rows, text in zip(tensors["request_ids"], prompts, visuals, sampling, strict=True)
     ]
+
+
+def _visuals(tensors: Mapping[str, NDArray[Any]], prompts: Sequence[NDArray[np.int32]], pool: str) -> list[VisualRows]:
+    """Each sequence's visual tokens; those of one that has pages are all in them."""
+    copied = tensors.get("visual_tokens", NO_VISUALS.copied)
+    pages = tensors.get("pages", NO_PAGES)
+    page_counts = tensors.get("page_counts", np.zeros(len(prompts), np.int32))
+    if len(page_counts) != len(prompts) or (page_counts < 0).any() or page_counts.sum() != len(pages):
+        raise invalid("page_counts", f"must have one element a sequence, and add up to the {len(pages)} rows of pages")
+    if pages.shape[1:] != NO_PAGES.shape[1:]:
+        raise invalid("pages", "rows must have 3 elements: page, generation, rows")
+    counts = [
+        0 if paged else int(np.count_nonzero(prompt == VISUAL_TOKEN))
+        for prompt, paged in zip(prompts, page_counts, strict=True)
+    ]
+    if sum(counts) != len(copied):
+        raise invalid("visual_tokens", f"{len(copied)} rows for {sum(counts)} places in tokens")
+    rows = np.split(copied, np.cumsum(counts)[:-1])
+    lists = np.split(pages, np.cumsum(page_counts)[:-1])
+    return [VisualRows(own, listed, pool) for own, listed in zip(rows, lists, strict=True)]

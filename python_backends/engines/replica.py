@@ -72,19 +72,23 @@ class DecoderReplica:
             self._unsent.clear()
 
     def submit(self, tensors: Mapping[str, NDArray[Any]]) -> dict[int, str]:
-        """Hand sequences to the engine; a sentence for each that it refuses (ServingError when its worker is gone)."""
+        """Hand sequences to the engine; a tagged error for each that it refuses (ServingError: its worker is gone)."""
         for name in ("request_ids", "sampling"):
             if name not in tensors:
                 raise invalid(name, "is missing")
         request_ids = tensors["request_ids"].tolist()
         with self._lock:
             self._active.update(request_ids)
-        # object arrays cannot lie in shared memory: the sampling parameters travel as one JSON text
-        arrays = {name: array for name, array in tensors.items() if name != "sampling"}
-        sampling = [text.decode(errors="replace") for text in tensors["sampling"].tolist()]
+        # object arrays cannot lie in shared memory: texts travel beside it
+        arrays = {name: array for name, array in tensors.items() if name not in ("sampling", "pool")}
+        texts = {
+            name: [text.decode(errors="replace") for text in tensors[name].tolist()]
+            for name in ("sampling", "pool")
+            if name in tensors
+        }
         gone = request_ids
         try:
-            reply = self._worker.call("submit", list(arrays.values()), {"names": list(arrays), "sampling": sampling})
+            reply = self._worker.call("submit", list(arrays.values()), {"names": list(arrays), **texts})
             refused: dict[int, str] = reply.meta["refused"]
             gone = list(refused)
         finally:

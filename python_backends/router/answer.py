@@ -10,9 +10,9 @@ from typing import Protocol
 from python_backends.engines.protocol import Finish
 from python_backends.errors import ServingError
 from python_backends.router.channel import Tokens
+from python_backends.router.encoder import Visual
 from python_backends.router.prompt import Prompt
 from python_backends.router.request import VlmRequest
-from python_backends.router.stages import Embedding
 from python_backends.router.text import TextAssembler
 
 
@@ -82,11 +82,11 @@ class Answer:
         first_s = self._begin + self.timing.first_token_ms / 1e3
         return (self._last_token_s - first_s) / (len(self.tokens) - 1)
 
-    def encoded(self, embeddings: Sequence[Embedding]) -> None:
+    def encoded(self, visuals: Sequence[Visual]) -> None:
         """The visual tokens are there."""
-        self._input_tokens += sum(len(e.visual_tokens) for e in embeddings)
-        if embeddings:
-            last = max(embeddings, key=lambda e: e.ready_s)
+        self._input_tokens += sum(visual.tokens for visual in visuals)
+        if visuals:
+            last = max(visuals, key=lambda visual: visual.ready_s)
             self.timing.decode_ms, self.timing.encode_ms = last.decode_ms, last.encode_ms
 
     def add(self, news: Tokens) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from python_backends.engines.protocol import HEARTBEAT_S, Finish, StepReport, Submission
-from python_backends.errors import ServingError, Status, unavailable
+from python_backends.errors import ServingError, unavailable, untagged
 from python_backends.router.stages import Stages
 
 _T = TypeVar("_T")
@@ -113,8 +113,8 @@ class DecoderChannel:
                 if submissions:
                     self._attach()
                     refused = await self._call(partial(self._stages.submit, self.replica, submissions))
-                    for request_id, sentence in refused.items():
-                        self._fail([request_id], ServingError(Status.INVALID_ARG, sentence))
+                    for request_id, text in refused.items():
+                        self._fail([request_id], untagged(text))
                 if cancels:
                     await self._call(partial(self._stages.cancel, self.replica, cancels))
             except ServingError as error:

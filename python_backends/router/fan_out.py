@@ -1,56 +1,36 @@
-"""Per-image fan-out: every image of a request is its own call, in flight as soon as the scheduler lets it.
-
-The same image in flight or in the cache is encoded once.
-"""
+"""Per-image fan-out: every image of a request is its own call, in flight as soon as the scheduler lets it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from python_backends import metrics
-from python_backends.embeddings.cache import EmbeddingCache, image_key
-from python_backends.errors import ServingError, Status
+from python_backends.engines.protocol import NO_VISUALS, VisualRows
+from python_backends.errors import ServingError, invalid
 from python_backends.media.limits import ImageLimits
 from python_backends.media.payload import unwrap
 from python_backends.media.sniff import read_header
 from python_backends.metrics import Metrics
 from python_backends.router.dispatch import Ticket
-from python_backends.router.stages import Embedding, Stages
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One image of a request, checked by its header; `known` are its visual tokens when they are in the cache."""
-
-    data: bytes
-    key: bytes
-    known: NDArray[np.float16] | None
+from python_backends.router.encoder import Encoder, Picture, Visual
 
 
 class FanOut:
-    """Encodes the images of all requests."""
+    """Makes the images of requests."""
 
     def __init__(
-        self, stages: Stages, threads: int, cache: EmbeddingCache, limits: ImageLimits, metrics: Metrics
+        self, encoder: Encoder, limits: ImageLimits, tokens_per_image: int, pool_mb: int, metrics: Metrics
     ) -> None:
-        self._stages = stages
-        self._cache = cache
+        self._encoder = encoder
         self._limits = limits
+        self._tokens = tokens_per_image
+        self._pool_mb = pool_mb
         self._metrics = metrics
-        self._in_flight: dict[bytes, asyncio.Task[Embedding]] = {}
-        self._threads = ThreadPoolExecutor(threads, "embed")  # a BLS call blocks its thread
 
-    def look_up(self, images: Sequence[bytes]) -> list[Picture]:
+    def look_up(self, images: Sequence[bytes]) -> RequestImages:
         """Check the images without decoding them, and find those that were encoded before.
 
         Raises:
@@ -61,74 +41,92 @@ class FanOut:
             try:
                 data = unwrap(image, self._limits)
                 read_header(data, self._limits)
+                self._check_pool()
             except ServingError as error:
                 raise _at(index, error) from None
-            key = image_key(data)
-            pictures.append(Picture(data, key, self._cache.get(key)))
+            pictures.append(Picture(data, self._encoder.pool.key(data), self._tokens))
+        known = [self._encoder.known(picture) for picture in pictures]
         if pictures:
             self._metrics.record(metrics.CACHE_QUERIES, len(pictures))
-            self._metrics.record(metrics.CACHE_HITS, sum(p.known is not None for p in pictures))
-        return pictures
+            self._metrics.record(metrics.CACHE_HITS, sum(visual is not None for visual in known))
+        return RequestImages(self._encoder, pictures, known)
 
-    async def embed(self, pictures: Sequence[Picture], ticket: Ticket) -> list[Embedding]:
-        """All images of one request, results by position. The ticket's items are the images not known yet, in order.
+    def _check_pool(self) -> None:
+        most = self._encoder.pool.most_tokens
+        if self._pool_mb and self._tokens > most:
+            raise invalid(
+                "image", f"{self._tokens} visual tokens are over the {most} of cache.encoder_mb = {self._pool_mb}"
+            )
+
+
+class RequestImages:
+    """The images of one request, in order, and what it holds of them. Release it, however the request ends."""
+
+    def __init__(self, encoder: Encoder, pictures: Sequence[Picture], known: Sequence[Visual | None]) -> None:
+        self._encoder = encoder
+        self._pictures = pictures
+        self._held = list(known)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Visual tokens of each image."""
+        return [picture.tokens for picture in self._pictures]
+
+    @property
+    def missing_tokens(self) -> tuple[int, ...]:
+        """Visual tokens of each image that has to be encoded."""
+        return tuple(p.tokens for p, held in zip(self._pictures, self._held, strict=True) if held is None)
+
+    async def embed(self, ticket: Ticket) -> list[Visual]:
+        """All images; the ticket's items are those missing, in order.
 
         Raises:
             ServingError: the first failure, naming the image's index; its siblings are given up.
         """
-        results: list[Embedding | None] = [
-            None if p.known is None else Embedding(p.known, 0.0, 0.0, time.monotonic()) for p in pictures
-        ]
-        unknown = [index for index, picture in enumerate(pictures) if picture.known is None]
-        tasks = [asyncio.create_task(self._embed_one(i, pictures[i], n, ticket)) for n, i in enumerate(unknown)]
+        return await self._complete(ticket)
+
+    async def embed_again(self) -> None:
+        """Hold all images anew, for a sequence that has to be submitted again; off the scheduler's budget, as rare."""
+        await self._complete(None)
+
+    def rows(self) -> VisualRows:
+        """The visual tokens as they go to a replica: by page numbers, or copied when one image is not in pages."""
+        visuals = [visual for visual in self._held if visual is not None]
+        if not visuals:
+            return NO_VISUALS
+        pool = self._encoder.pool
+        entries = [visual.entry for visual in visuals if visual.entry is not None]
+        if len(entries) == len(visuals):
+            return VisualRows(NO_VISUALS.copied, pool.page_list(entries), pool.address)
+        parts = [visual.loose if visual.entry is None else pool.read(visual.entry) for visual in visuals]
+        return VisualRows(np.concatenate([part for part in parts if part is not None]))
+
+    def release(self) -> None:
+        """Prefill is done, or the request is over."""
+        for index, visual in enumerate(self._held):
+            if visual is not None:
+                self._encoder.release(visual)
+                self._held[index] = None
+
+    async def _complete(self, ticket: Ticket | None) -> list[Visual]:
+        missing = [index for index, visual in enumerate(self._held) if visual is None]
+        tasks = [asyncio.create_task(self._embed_one(index, item, ticket)) for item, index in enumerate(missing)]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        for index, task in zip(unknown, tasks, strict=True):
-            results[index] = task.result()
-        return [result for result in results if result is not None]
+        return [visual for visual in self._held if visual is not None]
 
-    def close(self) -> None:
-        """No more calls."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _embed_one(self, index: int, picture: Picture, item: int, ticket: Ticket) -> Embedding:
-        await ticket.encode_turn(item)
+    async def _embed_one(self, index: int, item: int, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            await ticket.encode_turn(item)
         try:
-            # shielded: a call that runs can't be stopped, and others may wait for the same image
-            embedding = await asyncio.shield(self._shared(picture))
+            self._held[index] = await self._encoder.obtain(self._pictures[index])
         except ServingError as error:
             raise _at(index, error) from None
-        ticket.encoded(item)
-        return embedding
-
-    def _shared(self, picture: Picture) -> asyncio.Task[Embedding]:
-        """The one call for this image, whoever asked first."""
-        task = self._in_flight.get(picture.key)
-        if task is None:
-            task = self._in_flight[picture.key] = asyncio.create_task(self._call(picture.data))
-            task.add_done_callback(lambda done: self._keep(picture.key, done))
-        return task
-
-    def _keep(self, key: bytes, done: asyncio.Task[Embedding]) -> None:
-        del self._in_flight[key]
-        if not done.cancelled() and done.exception() is None:
-            self._cache.put(key, done.result().visual_tokens)
-            self._metrics.record(metrics.CACHE_BYTES, self._cache.bytes)
-
-    async def _call(self, image: bytes) -> Embedding:
-        """One image through the stages; again, once, when the worker that had it died."""
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._threads, self._stages.embed, image)
-        except ServingError as error:
-            if error.status is not Status.UNAVAILABLE:
-                raise
-            log.warning("encoding again after: %s", error.message)
-            self._metrics.record(metrics.RETRIES, 1, stage="encode")
-            return await loop.run_in_executor(self._threads, self._stages.embed, image)
+        if ticket is not None:
+            ticket.encoded(item)
 
 
 def _at(index: int, error: ServingError) -> ServingError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,20 @@ from tokenizers import Tokenizer
 
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, load_built_deployment
-from python_backends.embeddings.cache import EmbeddingCache
-from python_backends.engines.protocol import Submission
+from python_backends.embeddings.pool import EmbeddingPool
+from python_backends.engines.protocol import Submission, VisualRows
 from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
 from python_backends.router.channel import DecoderChannel, new_request_id
 from python_backends.router.dispatch import Dispatcher, Ticket
-from python_backends.router.fan_out import FanOut, Picture
+from python_backends.router.encoder import Encoder
+from python_backends.router.fan_out import FanOut, RequestImages
 from python_backends.router.prompt import Prompt, PromptBuilder
 from python_backends.router.record import RequestRecord
 from python_backends.router.request import VlmRequest, parse_request
-from python_backends.router.stages import Embedding, Stages
+from python_backends.router.stages import Stages
 from python_backends.router.text import TextAssembler
 from python_backends.router.urgency import Urgency, parse_urgency
 from python_backends.scheduling.jobs import Job, Modality
@@ -49,13 +50,11 @@ class Router:
             self._tokenizer, (artifacts / "chat_template.jinja").read_text(), self._checkpoint.image_token
         )
         self._dispatcher = Dispatcher(self._deployment, self._checkpoint, self._metrics)
-        self._fan_out = FanOut(
-            stages,
-            self._most_images_in_encode(),
-            EmbeddingCache(self._deployment.cache.encoder_mb << 20),
-            ImageLimits.of(self._deployment.limits),
-            self._metrics,
-        )
+        pool_mb = self._deployment.cache.encoder_mb
+        pool = EmbeddingPool(pool_mb << 20, self._checkpoint.hidden_size, self._shaped_by(artifacts))
+        self._encoder = Encoder(stages, self._most_images_in_encode(), pool, self._metrics)
+        limits = ImageLimits.of(self._deployment.limits)
+        self._fan_out = FanOut(self._encoder, limits, self._checkpoint.tokens_per_tile, pool_mb, self._metrics)
         self._stages = stages
         self._channels: list[DecoderChannel] = []
         self._active: dict[asyncio.Task[None], Client] = {}
@@ -84,7 +83,7 @@ class Router:
             task.cancel()
         self._dispatcher.close()
         self._metrics.close()
-        self._fan_out.close()
+        self._encoder.close()
         for channel in self._channels:
             channel.close()
 
@@ -115,55 +114,63 @@ class Router:
         record.text_tokens = prompt.text_tokens
         record.visual_tokens = self._checkpoint.tokens_per_tile * len(request.images)
         max_tokens = self._check_context(request, prompt, record.visual_tokens)
-        pictures = self._fan_out.look_up(request.images)
-        assembler = TextAssembler(self._tokenizer, request.sampling.stop)
-        record.answer = answer = Answer(request, prompt, assembler, client, begin)
-        ticket = self._dispatcher.arrive(self._job(pictures, urgency, prompt, max_tokens))
+        images = self._fan_out.look_up(request.images)
         try:
-            embeddings = await self._fan_out.embed(pictures, ticket)
-            answer.encoded(embeddings)
-            channel = self._channels[await ticket.replica()]
-            await self._stream(channel, self._submission(request, prompt, embeddings, max_tokens), answer, ticket)
+            assembler = TextAssembler(self._tokenizer, request.sampling.stop)
+            record.answer = answer = Answer(request, prompt, assembler, client, begin)
+            ticket = self._dispatcher.arrive(self._job(images, modality, urgency, prompt, max_tokens))
+            try:
+                answer.encoded(await images.embed(ticket))
+                channel = self._channels[await ticket.replica()]
+                submission = self._submission(request, prompt, images, max_tokens)
+                await self._stream(channel, submission, answer, ticket, images)
+            finally:
+                ticket.close()
         finally:
-            ticket.close()
+            images.release()
 
-    async def _stream(self, channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
+    async def _stream(
+        self, channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket, images: RequestImages
+    ) -> None:
         """Follow a sequence to its end; when its engine dies, go on once after its last token."""
         try:
-            await _follow(channel, submission, answer, ticket)
+            await _follow(channel, submission, answer, ticket, images)
         except ServingError as error:
             if error.status is not Status.UNAVAILABLE:
                 raise
             log.warning("going on after %d tokens after: %s", len(answer.tokens), error.message)
             self._metrics.record(RETRIES, 1, stage="decode")
-            await _follow(channel, continued(submission, answer.tokens), answer, ticket)
+            await images.embed_again()
+            await _follow(channel, continued(submission, answer.tokens, images.rows()), answer, ticket, images)
 
-    def _job(self, pictures: Sequence[Picture], urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
-        modality = Modality.IMAGE if pictures else Modality.TEXT
+    def _job(self, images: RequestImages, modality: Modality, urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
         now = time.monotonic()
-        visual = self._checkpoint.tokens_per_tile
         return Job(
             job_id=new_request_id(),
             modality=modality,
-            item_tokens=(visual,) * sum(picture.known is None for picture in pictures),
-            prompt_tokens=prompt.text_tokens + visual * len(pictures),
+            item_tokens=images.missing_tokens,
+            prompt_tokens=prompt.text_tokens + sum(images.tokens),
             answer_tokens=max_tokens,
             arrived_s=now,
             ttft_slo_s=urgency.ttft_slo_s(getattr(self._deployment.scheduler.classes, modality.value).ttft_slo_ms),
             deadline_s=now + urgency.deadline_ms / 1e3 if urgency.deadline_ms else None,
         )
 
+    def _shaped_by(self, artifacts: Path) -> bytes:
+        """All beside an image's bytes that shapes its visual tokens, as far as it can change between builds."""
+        record = artifacts / "build.json"  # fingerprints of the weights and of the preprocessing
+        vision = self._deployment.pools.vision
+        parts = [self._checkpoint.model_dump_json().encode(), vision.precision.encode()]
+        return b"\n".join([*parts, record.read_bytes() if record.exists() else b""])
+
     def _most_images_in_encode(self) -> int:
         return max(1, self._deployment.scheduler.encode_budget_tokens // self._checkpoint.tokens_per_tile)
 
-    def _submission(
-        self, request: VlmRequest, prompt: Prompt, embeddings: list[Embedding], max_tokens: int
-    ) -> Submission:
-        rows = [e.visual_tokens for e in embeddings]
+    def _submission(self, request: VlmRequest, prompt: Prompt, images: RequestImages, max_tokens: int) -> Submission:
         return Submission(
             request_id=new_request_id(),
-            tokens=prompt.with_visual_tokens([len(r) for r in rows]),
-            visual_tokens=np.concatenate(rows) if rows else np.zeros((0, self._checkpoint.hidden_size), np.float16),
+            tokens=prompt.with_visual_tokens(images.tokens),
+            visuals=images.rows(),
             sampling=request.sampling.model_copy(update={"max_tokens": max_tokens}),
         )
 
@@ -210,10 +217,13 @@ def _fail(client: Client, error: ServingError, record: RequestRecord) -> None:
     client.fail(error)
 
 
-async def _follow(channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket) -> None:
+async def _follow(
+    channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket, images: RequestImages
+) -> None:
     sequence = channel.submit(submission)
     try:
         async for news in sequence:
+            images.release()  # prefill is done
             ticket.token()
             answer.add(news)
             if answer.ended:
@@ -222,7 +232,7 @@ async def _follow(channel: DecoderChannel, submission: Submission, answer: Answe
         channel.cancel(sequence)
 
 
-def continued(submission: Submission, so_far: list[int]) -> Submission:
+def continued(submission: Submission, so_far: list[int], visuals: VisualRows) -> Submission:
     """The rest of a sequence: its prompt and the tokens it has already are the new prompt.
 
     Penalties count from here on, and a seed begins anew: the engine keeps both per sequence.
@@ -233,6 +243,6 @@ def continued(submission: Submission, so_far: list[int]) -> Submission:
     return Submission(
         request_id=new_request_id(),
         tokens=np.concatenate([submission.tokens, np.array(so_far, np.int32)]),
-        visual_tokens=submission.visual_tokens,
+        visuals=visuals,
         sampling=sampling.model_copy(update=left),
     )

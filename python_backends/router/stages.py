@@ -32,7 +32,7 @@ class Stages(Protocol):
         """Open the channel of a replica and follow its steps; ends when the replica ends it."""
 
     def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
-        """Hand sequences to a replica; a sentence for each request id that its engine refuses."""
+        """Hand sequences to a replica; a tagged error for each request id that its engine refuses."""
 
     def cancel(self, replica: int, request_ids: Sequence[int]) -> None:
         """End sequences in a replica."""

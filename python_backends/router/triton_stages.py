@@ -44,7 +44,7 @@ class TritonStages:
         """One call for all of them."""
         reply = self._call(replica, "submit", submission_tensors(submissions), ["reply"])
         refused = json.loads(reply["reply"][0])["refused"]
-        return {int(request_id): sentence for request_id, sentence in refused.items()}
+        return {int(request_id): error for request_id, error in refused.items()}
 
     def cancel(self, replica: int, request_ids: Sequence[int]) -> None:
         """One call for all of them."""

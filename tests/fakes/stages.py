@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from python_backends.engines.protocol import NO_NEWS, Finish, StepReport, Submission
+from python_backends.embeddings.region import PoolReader
+from python_backends.engines.protocol import NO_NEWS, VISUAL_TOKEN, Finish, StepReport, Submission
 from python_backends.errors import ServingError, invalid
 from python_backends.router.stages import Embedding
 
@@ -27,8 +28,11 @@ class FakeStages:
 
     def __init__(self, answer: bytes = b"ok") -> None:
         self.answer = answer
+        self.tokens, self.hidden = TOKENS, HIDDEN
         self.embedded: list[int] = []
         self.submissions: list[Submission] = []
+        self.visual_values: list[list[float]] = []  # the first element of each visual token, by submission
+        self._pool = PoolReader()
         self.cancelled: list[int] = []
         self.on_embed: Callable[[int], None] = lambda number: None
         self.hold_tokens = threading.Event()  # set: no token comes
@@ -40,7 +44,7 @@ class FakeStages:
         self.embedded.append(number)
         if number == BROKEN:
             raise invalid("image", "it can't be decoded")
-        return Embedding(np.full((TOKENS, HIDDEN), number, np.float16), 1.0, 2.0, 0.0)
+        return Embedding(np.full((self.tokens, self.hidden), number, np.float16), 1.0, 2.0, 0.0)
 
     def attach(self, replica: int) -> Iterator[StepReport]:
         while True:
@@ -56,7 +60,10 @@ class FakeStages:
 
     def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
         self.submissions += submissions
-        refused = {s.request_id: "sampling_parameters: no" for s in submissions if s.sampling.seed == BROKEN}
+        self.visual_values += [self._visual_values(submission) for submission in submissions]
+        refused = {
+            s.request_id: "[INVALID_ARG] sampling_parameters: no" for s in submissions if s.sampling.seed == BROKEN
+        }
         if self.hold_tokens.is_set():
             return refused
         for submission in submissions:
@@ -69,6 +76,14 @@ class FakeStages:
                 reason = (Finish.LENGTH if len(tokens) == limit else Finish.STOP) if last else Finish.RUNNING
                 self.report(submission.request_id, [token], reason)
         return refused
+
+    def _visual_values(self, submission: Submission) -> list[float]:
+        """Read as a decoder worker does."""
+        places = np.flatnonzero(submission.tokens == VISUAL_TOKEN)
+        rows = np.zeros((len(submission.tokens), self.hidden), np.float32)
+        submission.visuals.copy_to(rows, places, self._pool)
+        values: list[float] = rows[places, 0].tolist()
+        return values
 
     def report(self, request_id: int, tokens: list[int], finish: Finish) -> None:
         """Let the engine say something."""

@@ -1,0 +1,139 @@
+"""Visual tokens for images, encoded once: shared while in flight, kept in the embedding pool afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends import metrics
+from python_backends.embeddings.page_table import Entry
+from python_backends.embeddings.pool import EmbeddingPool
+from python_backends.errors import ServingError, Status
+from python_backends.metrics import Metrics
+from python_backends.router.stages import Embedding, Stages
+
+log = logging.getLogger(__name__)
+
+_IN_POOL: NDArray[np.float16] = np.zeros((0, 0), np.float16)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image file, checked by its header."""
+
+    data: bytes
+    key: bytes  # of the pool
+    tokens: int  # visual tokens that it will become
+
+
+@dataclass(frozen=True)
+class Visual:
+    """A picture's visual tokens, held for one request: in pages, or loose when the pool had no room for them."""
+
+    tokens: int
+    entry: Entry | None
+    loose: NDArray[np.float16] | None  # [tokens, hidden]
+    decode_ms: float = 0.0  # 0: it was in the pool
+    encode_ms: float = 0.0
+    ready_s: float = 0.0  # monotonic
+
+
+@dataclass(frozen=True)
+class _Flight:
+    task: asyncio.Task[Embedding]
+    entry: Entry | None  # held by the flight until the task is done
+
+
+class Encoder:
+    """For all requests of the router; on its event loop."""
+
+    def __init__(self, stages: Stages, threads: int, pool: EmbeddingPool, metrics: Metrics) -> None:
+        self.pool = pool
+        self._stages = stages
+        self._metrics = metrics
+        self._flights: dict[bytes, _Flight] = {}
+        self._evicted = 0  # as it was recorded last
+        self._threads = ThreadPoolExecutor(threads, "embed")  # a BLS call blocks its thread
+
+    def known(self, picture: Picture) -> Visual | None:
+        """What the pool has; release it."""
+        entry = self.pool.find(picture.key)
+        return None if entry is None else Visual(entry.tokens, entry, None, ready_s=time.monotonic())
+
+    async def obtain(self, picture: Picture) -> Visual:
+        """From the pool, from whoever encodes the same picture already, or from the stages; release it (ServingError).
+
+        When the pool's pages are all held by running requests, the tokens stay loose: a small pool answers everything.
+        """
+        visual = self.known(picture)
+        if visual is not None:
+            return visual
+        flight = self._flights.get(picture.key) or self._start(picture)
+        if flight.entry is not None:
+            self.pool.hold(flight.entry)
+        try:
+            # shielded: a call that runs can't be stopped, and others may wait for the same picture
+            done = await asyncio.shield(flight.task)
+        except BaseException:
+            self._release(flight.entry)
+            raise
+        loose = done.visual_tokens if flight.entry is None else None
+        return Visual(picture.tokens, flight.entry, loose, done.decode_ms, done.encode_ms, done.ready_s)
+
+    def release(self, visual: Visual) -> None:
+        """A request needs it no longer; in the pool it stays until others need the room."""
+        self._release(visual.entry)
+
+    def close(self) -> None:
+        """No more calls."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
+
+    def _start(self, picture: Picture) -> _Flight:
+        entry = self.pool.allocate(picture.key, picture.tokens)
+        flight = _Flight(asyncio.create_task(self._encode(picture.data, entry)), entry)
+        self._flights[picture.key] = flight
+        flight.task.add_done_callback(lambda done: self._land(picture.key, flight))
+        return flight
+
+    def _land(self, key: bytes, flight: _Flight) -> None:
+        del self._flights[key]
+        if flight.entry is not None:
+            if not flight.entry.filled:
+                self.pool.forget(flight.entry)
+            self._release(flight.entry)
+
+    def _release(self, entry: Entry | None) -> None:
+        if entry is None:
+            return
+        self.pool.release(entry)
+        usage = self.pool.usage
+        for state in ("held", "kept", "free"):
+            self._metrics.record(metrics.PAGES, getattr(usage, state), state=state)
+        self._metrics.record(metrics.EVICTIONS, self.pool.evicted - self._evicted)
+        self._evicted = self.pool.evicted
+
+    async def _encode(self, data: bytes, entry: Entry | None) -> Embedding:
+        """One image through the stages; again, once, when the worker that had it died."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, self._call, data, entry)
+        except ServingError as error:
+            if error.status is not Status.UNAVAILABLE:
+                raise
+            log.warning("encoding again after: %s", error.message)
+            self._metrics.record(metrics.RETRIES, 1, stage="encode")
+            return await loop.run_in_executor(self._threads, self._call, data, entry)
+
+    def _call(self, data: bytes, entry: Entry | None) -> Embedding:
+        embedding = self._stages.embed(data)
+        if entry is None:
+            return embedding
+        self.pool.fill(entry, embedding.visual_tokens)
+        return replace(embedding, visual_tokens=_IN_POOL)  # Triton's memory goes back now
