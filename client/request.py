@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MODEL = "vlm"
 # PIL modes that PNG has not, and what holds their colours.
 _PNG_MODE = {"CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
-OPTIONAL_OUTPUTS = ("finish_reason", "num_input_tokens", "num_output_tokens", "timing")
+OPTIONAL_OUTPUTS = ("finish_reason", "num_input_tokens", "num_visual_tokens", "num_output_tokens", "timing")
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,17 @@ class VlmRequest:
     sampling: str | None = None
     parameters: Mapping[str, str | int] = field(default_factory=dict)
     timeout_s: float | None = None
+    apply_chat_template: bool = True
+    exclude_input_in_output: bool = True
 
     def switches(self) -> dict[str, bool]:
         """The BOOL inputs."""
-        return {"stream": self.stream} | {f"return_{name}": True for name in OPTIONAL_OUTPUTS}
+        named = {
+            "apply_chat_template": self.apply_chat_template,
+            "exclude_input_in_output": self.exclude_input_in_output,
+        }
+        changed = {name: on for name, on in named.items() if not on}  # true is the server's default
+        return {"stream": self.stream} | changed | {f"return_{name}": True for name in OPTIONAL_OUTPUTS}
 
     def strings(self) -> dict[str, str]:
         """The BYTES inputs of one element that hold text."""
@@ -145,6 +152,10 @@ class AnswerBuilder:
         return Answer(
             text="".join(self._pieces),
             finish_reason=self._last.get("finish_reason"),
-            usage=Usage(self._last.get("num_input_tokens"), self._last.get("num_output_tokens")),
+            usage=Usage(
+                self._last.get("num_input_tokens"),
+                self._last.get("num_output_tokens"),
+                self._last.get("num_visual_tokens"),
+            ),
             timing=StageTiming(**{name: ms for name, ms in stages.items() if name in known}),
         )

@@ -36,10 +36,11 @@ class VlmError(Exception):
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request; None where the server did not say. The input counts visual tokens too."""
+    """Tokens of a request; None where the server did not say. The visual tokens are a part of the input."""
 
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
+    num_visual_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -46,3 +46,10 @@ def test_special_tokens_in_a_clients_text_are_only_text(attack: str) -> None:
 def test_template_that_refuses_the_messages_is_a_refusal_with_its_reason() -> None:
     with pytest.raises(ServingError, match="messages: the chat template refuses them: roles must alternate"):
         build(text("a"), template="{{ raise_exception('roles must alternate') }}")
+
+
+def test_without_the_template_the_text_is_the_prompt_and_still_writes_no_special_tokens() -> None:
+    builder = PromptBuilder(byte_tokenizer(), TEMPLATE, "<image>")
+    parts = [text("a<|im_end|>"), {"type": "image"}, text("b")]
+    prompt = builder.build([{"role": "user", "content": parts}], apply_chat_template=False)
+    assert [piece.tolist() for piece in prompt.pieces] == [[*b"a<|im_end|>"], [*b"b"]]

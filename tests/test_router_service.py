@@ -233,12 +233,19 @@ def test_sequence_that_the_engine_refuses_fails_alone(artifacts: Path) -> None:
 def test_stream_sends_pieces_and_figures_with_the_last_one(artifacts: Path) -> None:
     stages, client = FakeStages(b"abc"), Recorder()
     arrays = tensors(
-        "Q", gif(1), stream=True, return_timing=True, return_num_input_tokens=True, return_num_output_tokens=True
+        "Q",
+        gif(1),
+        stream=True,
+        return_timing=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        return_num_visual_tokens=True,
     )
     run(artifacts, stages, lambda router: router.serve(arrays, "{}", client))
     assert [piece.text for piece in client.pieces] == ["a", "b", "c"]
     last = client.pieces[-1]
     assert (last.num_input_tokens, last.num_output_tokens, last.finish_reason) == (TOKENS + 2, 3, None)
+    assert last.num_visual_tokens == TOKENS
     assert last.timing is not None
     assert (last.timing.decode_ms, last.timing.encode_ms, last.timing.prefill_ms) == (1.0, 2.0, 1.5)
     assert last.timing.first_token_ms <= last.timing.total_ms

@@ -43,6 +43,7 @@ class Piece:
     text: str
     finish_reason: str | None = None
     num_input_tokens: int | None = None
+    num_visual_tokens: int | None = None  # among the input tokens
     num_output_tokens: int | None = None
     timing: Timing | None = None
 
@@ -69,7 +70,8 @@ class Answer:
         self.ended = False
         self.longest_gap_s = 0.0
         self._last_token_s = 0.0
-        self._input_tokens = prompt.text_tokens
+        self._text_tokens = prompt.text_tokens
+        self._visual_tokens = 0
         self._request = request
         self._assembler = assembler
         self._client = client
@@ -84,7 +86,7 @@ class Answer:
 
     def encoded(self, visuals: Sequence[Visual]) -> None:
         """The visual tokens are there."""
-        self._input_tokens += sum(visual.tokens for visual in visuals)
+        self._visual_tokens = sum(visual.tokens for visual in visuals)
         if visuals:
             last = max(visuals, key=lambda visual: visual.ready_s)
             self.timing.decode_ms, self.timing.encode_ms = last.decode_ms, last.encode_ms
@@ -127,7 +129,8 @@ class Answer:
         piece = Piece(
             self._text,
             reason.name.lower() if wanted.finish_reason else None,
-            self._input_tokens if wanted.num_input_tokens else None,
+            self._text_tokens + self._visual_tokens if wanted.num_input_tokens else None,
+            self._visual_tokens if wanted.num_visual_tokens else None,
             len(self.tokens) if wanted.num_output_tokens else None,
             self.timing if wanted.timing else None,
         )

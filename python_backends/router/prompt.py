@@ -63,14 +63,24 @@ class PromptBuilder:
         environment.globals["raise_exception"] = _raise_exception
         self._template = environment.from_string(chat_template)
 
-    def build(self, messages: Sequence[Message]) -> Prompt:
-        """Render and tokenise (ServingError, INVALID_ARG when the template refuses the messages)."""
-        try:
-            marked = self._template.render(messages=[self._mark(m) for m in messages], add_generation_prompt=True)
-        except jinja2.TemplateError as error:
-            raise invalid("messages", f"the chat template refuses them: {error}") from None
+    def build(self, messages: Sequence[Message], apply_chat_template: bool = True) -> Prompt:
+        """Render and tokenise (ServingError, INVALID_ARG when the template refuses the messages).
+
+        Without the template the content of the messages is the prompt, one part after the other.
+        """
+        safe = [self._mark(message) for message in messages]
+        marked = self._render(safe) if apply_chat_template else self._plain_text(safe)
         pieces = tuple(self._encode(piece) for piece in marked.split(self._image_token))
         return Prompt(_MARK.sub(lambda mark: self._literals[int(mark[1])], marked), pieces)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            raise invalid("messages", f"the chat template refuses them: {error}") from None
+
+    def _plain_text(self, messages: Sequence[Message]) -> str:
+        return "".join(part.get("text", self._image_token) for message in messages for part in message["content"])
 
     def _mark(self, message: Message) -> Message:
         """The message with a mark in the place of everything in its text that would be taken for a special token."""

@@ -26,6 +26,7 @@ class Wanted:
 
     finish_reason: bool
     num_input_tokens: bool
+    num_visual_tokens: bool
     num_output_tokens: bool
     timing: bool
 
@@ -36,6 +37,7 @@ class VlmRequest:
 
     messages: list[Message]
     text_field: str  # the tensor that the text came in
+    apply_chat_template: bool  # False: `messages` is one of text and images, which are the prompt as they stand
     images: list[bytes]  # as the client sent them: encoded files, base64 or data: URIs
     sampling: SamplingParams
     stream: bool
@@ -52,6 +54,9 @@ def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_toke
         messages, images = _parse_messages(_text(arrays, "messages"), images)
     else:
         messages = _from_text_input(_text(arrays, "text_input"), len(images), image_token)
+    apply_chat_template = _flag(arrays, "apply_chat_template", True)
+    if "messages" in arrays and not apply_chat_template:
+        raise invalid("apply_chat_template", "false goes with text_input; messages need the template")
     if len(images) > limits.images_per_request:
         raise invalid(
             "image", f"{len(images)} images are over the limit images_per_request = {limits.images_per_request}"
@@ -59,6 +64,7 @@ def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_toke
     return VlmRequest(
         messages=messages,
         text_field="messages" if "messages" in arrays else "text_input",
+        apply_chat_template=apply_chat_template,
         images=images,
         sampling=parse_sampling(_text(arrays, "sampling_parameters", "{}")),
         stream=_flag(arrays, "stream", False),

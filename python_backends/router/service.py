@@ -110,7 +110,7 @@ class Router:
     ) -> None:
         modality = Modality.IMAGE if request.images else Modality.TEXT
         record.modality, record.images = modality.value, len(request.images)
-        prompt = self._prompts.build(request.messages)
+        prompt = self._prompts.build(request.messages, request.apply_chat_template)
         record.text_tokens = prompt.text_tokens
         record.visual_tokens = self._checkpoint.tokens_per_tile * len(request.images)
         max_tokens = self._check_context(request, prompt, record.visual_tokens)

@@ -45,6 +45,8 @@ def _outputs(piece: Piece) -> dict[str, NDArray[Any]]:
         outputs["finish_reason"] = _bytes(piece.finish_reason)
     if piece.num_input_tokens is not None:
         outputs["num_input_tokens"] = np.array([piece.num_input_tokens], np.uint32)
+    if piece.num_visual_tokens is not None:
+        outputs["num_visual_tokens"] = np.array([piece.num_visual_tokens], np.uint32)
     if piece.num_output_tokens is not None:
         outputs["num_output_tokens"] = np.array([piece.num_output_tokens], np.uint32)
     if piece.timing is not None:

@@ -1,0 +1,72 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from gateway import routes
+from gateway.errors import ApiError
+from gateway.gateway import Gateway
+from gateway.record import Recorder, record_of
+from gateway.settings import GatewaySettings
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """The gateway as an application; `app.state.gateway` holds its parts.
+
+    Raises:
+        SettingsError: the keys can't be read, or are needed and missing.
+    """
+    gateway = Gateway(settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with gateway.connected():
+            yield
+
+    app = FastAPI(
+        title="triton-vlm gateway",
+        description="Vision-language models behind OpenAI's API. Fields: docs/openai-api.md.",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,  # its pages load scripts from other hosts
+        redoc_url=None,
+    )
+    app.state.gateway = gateway
+    app.include_router(routes.router)
+    app.add_exception_handler(ApiError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_http_error)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["x-request-id", "Retry-After"],
+        )
+    app.add_middleware(Recorder, metrics=gateway.metrics)
+    return app
+
+
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    record_of(request).error = error.code
+    return JSONResponse(error.body(), error.status, headers=error.headers())
+
+
+async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Paths and methods that there are not."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    headers = error.headers if isinstance(error, HTTPException) else None
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_value")
+    problem = ApiError(status, f"{request.method} {request.url.path}: {code.replace('_', ' ')}", code)
+    record_of(request).error = code
+    return JSONResponse(problem.body(), status, headers=dict(headers or {}))

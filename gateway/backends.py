@@ -1,0 +1,190 @@
+"""The Triton servers behind the gateway: which are healthy, which has least to do, and what happens when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from enum import Enum
+
+from client.api import parse_url
+from client.grpc_client import AsyncGrpcTransport
+from client.request import VlmRequest
+from client.types import Answer, AsyncTextStream, VlmError
+from gateway.translate import Asked
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 1.0  # between two looks at a server
+CHECK_TIMEOUT_S = 3.0
+SILENT_CHECKS = 3  # a busy server may be late; one that misses so many is lost
+_WARM_S = 120.0
+
+
+class Health(Enum):
+    """What a server can be used for."""
+
+    LOST = "lost"  # it doesn't answer: what ran there is over
+    NOT_READY = "not ready"  # it answers, but takes nothing new: it starts, or drains
+    READY = "ready"
+
+
+class Server:
+    """One Triton server, over one multiplexed connection."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.health = Health.LOST
+        self.pending_tokens = 0
+        self._transport = AsyncGrpcTransport(parse_url(url)[1])
+        self._calls: set[Call] = set()
+        self._silent = 0
+        self._warm = False
+        self._look_now = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Calls in it now."""
+        return len(self._calls)
+
+    def call(self, asked: Asked) -> Call:
+        """Send a request to this server."""
+        return Call(self, self._transport.stream(asked.request), asked.tokens, self._calls)
+
+    def suspect(self) -> None:
+        """Something failed there: look at once."""
+        self._look_now.set()
+
+    async def watch(self) -> None:
+        """Look at it until cancelled."""
+        while True:
+            await self._look()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), CHECK_S)
+            self._look_now.clear()
+
+    async def close(self) -> None:
+        """Cancel what runs and close the connection."""
+        await self._transport.close()
+
+    async def _look(self) -> None:
+        try:
+            ready = await self._transport.is_ready(CHECK_TIMEOUT_S)
+        except VlmError as error:
+            self._silent += 1
+            if error.status != "DEADLINE_EXCEEDED" or self._silent >= SILENT_CHECKS:
+                self._lose(error.message)
+            return
+        self._silent = 0
+        if ready and not self._warm:
+            ready = self._warm = await self._answers()
+        self._become(Health.READY if ready else Health.NOT_READY)
+
+    async def _answers(self) -> bool:
+        """Whether it answers a request: a server is ready when all of its stages are."""
+        try:
+            warm_up = VlmRequest(stream=False, text="Hi", sampling='{"max_tokens": 1}', timeout_s=_WARM_S)
+            await self._transport.generate(warm_up)
+        except VlmError as error:
+            log.warning("%s is ready but does not answer: %s", self.url, error.message)
+            return False
+        return True
+
+    def _lose(self, reason: str) -> None:
+        self._become(Health.LOST, reason)
+        self._warm = False
+        for call in tuple(self._calls):
+            call.give_up()
+
+    def _become(self, health: Health, reason: str = "") -> None:
+        if health is not self.health:
+            log.warning("%s is %s%s", self.url, health.value, f": {reason}" if reason else "")
+            self.health = health
+
+
+class Call:
+    """One request in one server: its pieces as they come. Close it in every case: before its end that cancels it."""
+
+    def __init__(self, server: Server, stream: AsyncTextStream, tokens: int, calls: set[Call]) -> None:
+        self.server = server
+        self._stream = stream
+        self._tokens = tokens
+        self._calls = calls
+        self._giving_up: asyncio.Task[None] | None = None
+        server.pending_tokens += tokens
+        calls.add(self)
+
+    @property
+    def answer(self) -> Answer:
+        """What has come so far."""
+        return self._stream.answer
+
+    async def read(self) -> str | None:
+        """The next piece, None after the last (VlmError)."""
+        try:
+            return await anext(self._stream, None)
+        except asyncio.CancelledError:
+            if self._giving_up is not None:
+                raise VlmError("UNAVAILABLE", "the server that worked on the answer is gone") from None
+            raise
+
+    def give_up(self) -> None:
+        """The server is lost: whoever reads gets an error."""
+        self._giving_up = asyncio.create_task(self._stream.aclose())
+
+    async def aclose(self) -> None:
+        """Give back its share of the server."""
+        if self in self._calls:
+            self._calls.remove(self)
+            self.server.pending_tokens -= self._tokens
+            await self._stream.aclose()
+
+
+class Pool:
+    """All servers. A context manager: watched inside, closed after it."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.servers = [Server(url) for url in urls]
+        self._watchers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Pool:
+        self._watchers = [asyncio.create_task(server.watch()) for server in self.servers]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for server in self.servers:
+            await server.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether some server takes requests."""
+        return any(server.health is Health.READY for server in self.servers)
+
+    async def start(self, asked: Asked) -> tuple[Call, str | None]:
+        """The call that answers the request, and its first piece.
+
+        A server that can't take it, or dies before the first piece, is left for the next (VlmError of the last one).
+        """
+        left = [server for server in self.servers if server.health is Health.READY]
+        if not left:
+            raise VlmError("UNAVAILABLE", "no server is ready")
+        while True:
+            server = min(left, key=lambda server: server.pending_tokens)
+            left.remove(server)
+            call = server.call(asked)
+            try:
+                return call, await call.read()
+            except VlmError as error:
+                await call.aclose()
+                left = [server for server in left if server.health is Health.READY]
+                if error.status != "UNAVAILABLE" or not left:
+                    raise
+                server.suspect()
+                log.warning("%s: asking another server after: %s", server.url, error.status)
+            except BaseException:
+                await call.aclose()
+                raise

@@ -1,0 +1,60 @@
+"""What the OpenAPI document says beyond what FastAPI finds out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+_PROBLEM = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_DESCRIPTIONS = {
+    400: "A field is at fault; param names it.",
+    401: "No API key, or none that is known.",
+    404: "No such model.",
+    408: "The body or the answer was not complete in time.",
+    413: "Body or image too large.",
+    415: "Not JSON, or an image format that is not accepted.",
+    422: "An image that can't be decoded or fetched.",
+    429: "Too much at a time: of this key, or of all. Retry-After says when to come again.",
+    503: "Not now. Retry-After says when to come again.",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": _PROBLEM}}}
+    for status, text in _DESCRIPTIONS.items()
+}
+
+
+def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The request body: read by the routes themselves, after the key and the limits were looked at."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without references, which would point into the document's root."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                return resolve(definitions[value["$ref"].rsplit("/", 1)[-1]])
+            return {key: resolve(item) for key, item in value.items() if key != "discriminator"}
+        return [resolve(item) for item in value] if isinstance(value, list) else value
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved

@@ -1,0 +1,71 @@
+"""What clients get, in OpenAI's shapes. `timing` and `ttft_ms` are additions that OpenAI's clients ignore."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from client.types import Answer
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one answer is written: as chat or completion, with what identifies it."""
+
+    kind: Literal["chat", "completion"]
+    model: str
+    wants_usage: bool
+    reply_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The answer in one piece."""
+        if self.kind == "chat":
+            choice: dict[str, Any] = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+        else:
+            choice = {"text": answer.text}
+        choices = [{"index": 0, **choice, "logprobs": None, "finish_reason": answer.finish_reason}]
+        return self._head("") | {"choices": choices, **_figures(answer)}
+
+    def opening(self) -> bytes:
+        """The first event of a stream: a chat says who speaks."""
+        return self._chunk({"delta": {"role": "assistant", "content": ""}}) if self.kind == "chat" else b""
+
+    def piece(self, text: str) -> bytes:
+        """The event of a piece of text."""
+        return self._chunk({"delta": {"content": text}} if self.kind == "chat" else {"text": text})
+
+    def end(self, answer: Answer) -> bytes:
+        """The last events of a stream: why it ended, what it took, and that it is complete."""
+        last = self._chunk({"delta": {}} if self.kind == "chat" else {"text": ""}, answer.finish_reason)
+        usage = event(self._head(".chunk") | {"choices": [], **_figures(answer)}) if self.wants_usage else b""
+        return last + usage + DONE
+
+    def _chunk(self, content: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        choices = [{"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}]
+        return event(self._head(".chunk") | {"choices": choices} | ({"usage": None} if self.wants_usage else {}))
+
+    def _head(self, suffix: str) -> dict[str, Any]:
+        name, prefix = ("chat.completion" + suffix, "chatcmpl") if self.kind == "chat" else ("text_completion", "cmpl")
+        return {"id": f"{prefix}-{self.reply_id}", "object": name, "created": self.created, "model": self.model}
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _figures(answer: Answer) -> dict[str, Any]:
+    prompt, answered = answer.usage.num_input_tokens or 0, answer.usage.num_output_tokens or 0
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": answered,
+        "total_tokens": prompt + answered,
+        "prompt_tokens_details": {"image_tokens": answer.usage.num_visual_tokens or 0},
+    }
+    return {"usage": usage, "timing": asdict(answer.timing)}

@@ -1,0 +1,142 @@
+"""The paths that clients call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, TypeVar, cast
+
+from fastapi import APIRouter, Depends, Request, Response, Security
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import ValidationError
+
+from gateway.answering import answer
+from gateway.documents import ERRORS, body_of
+from gateway.errors import ApiError, overloaded
+from gateway.gateway import Gateway
+from gateway.images import load_images
+from gateway.quotas import Slot
+from gateway.record import record_of
+from gateway.replies import Shape
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.translate import from_chat, from_completion, image_sources
+from gateway.validation import refusal
+
+router = APIRouter()
+_bearer = HTTPBearer(auto_error=False, description="An API key, where the gateway has any.")
+_RequestType = TypeVar("_RequestType", bound=GenerationRequest)
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that got the request."""
+    return cast(Gateway, request.app.state.gateway)
+
+
+async def authenticated(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+) -> str:
+    """The name of the key's holder, before anything else of the request is read (ApiError, 401)."""
+    record_of(request).route = request.scope["route"].path
+    name = gateway_of(request).keys.identify(credentials.credentials if credentials else None)
+    if name is None:
+        problem = "no API key was given" if credentials is None else "the API key is not known"
+        raise ApiError(401, f"{problem}; send it as `Authorization: Bearer KEY`", "invalid_api_key")
+    record_of(request).key = name
+    return name
+
+
+KeyName = Annotated[str, Depends(authenticated)]
+
+
+@router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=ERRORS)
+async def chat(request: Request, key: KeyName) -> Response:
+    """Answer a chat, with pictures or without."""
+    gateway = gateway_of(request)
+    async with _opened(request, key) as slot, gateway.bodies.read(request) as raw:
+        body = _parse(request, ChatRequest, raw)
+        sources = image_sources(body)
+        record_of(request).images = len(sources)
+        images = await load_images(sources)
+        asked = from_chat(body, sources, images, gateway.settings.request_timeout_s)
+        shape = Shape("chat", body.model, body.wants_usage)
+        return await answer(request, asked, shape, gateway.pool, slot)
+
+
+@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=ERRORS)
+async def completions(request: Request, key: KeyName) -> Response:
+    """Go on with a text."""
+    gateway = gateway_of(request)
+    async with _opened(request, key) as slot, gateway.bodies.read(request) as raw:
+        body = _parse(request, CompletionRequest, raw)
+        asked = from_completion(body, gateway.settings.request_timeout_s)
+        return await answer(request, asked, Shape("completion", body.model, body.wants_usage), gateway.pool, slot)
+
+
+@router.get("/v1/models")
+async def models(request: Request, key: KeyName) -> dict[str, Any]:
+    """The names under which the model can be asked."""
+    names = gateway_of(request).settings.model_names
+    return {"object": "list", "data": [_model(name) for name in names]}
+
+
+@router.get("/v1/models/{model}", responses={404: ERRORS[404]})
+async def model(request: Request, model: str, key: KeyName) -> dict[str, Any]:
+    """One of them."""
+    _check_model(gateway_of(request), model)
+    return _model(model)
+
+
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """Whether the gateway runs."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready", responses={503: {"description": "Not now: it starts, drains, or no server is ready."}})
+async def ready(request: Request) -> JSONResponse:
+    """Whether the gateway takes requests: not while it drains, nor before a server has answered one."""
+    is_ready = gateway_of(request).ready
+    return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics of the gateway."""
+    return Response(gateway_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+@contextlib.asynccontextmanager
+async def _opened(request: Request, key: str) -> AsyncIterator[Slot]:
+    """The key's share for one request. Whoever gets to answer keeps it; errors before give it back."""
+    gateway = gateway_of(request)
+    if gateway.draining:
+        raise overloaded("the gateway is shutting down")
+    slot = await gateway.quotas.enter(key)
+    try:
+        yield slot
+    except BaseException:
+        await slot.close()
+        raise
+
+
+def _parse(request: Request, kind: type[_RequestType], raw: bytes) -> _RequestType:
+    try:
+        body = kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise refusal(error) from None
+    body.check_supported()
+    _check_model(gateway_of(request), body.model)
+    record_of(request).stream = bool(body.stream)
+    return body
+
+
+def _check_model(gateway: Gateway, name: str) -> None:
+    known = gateway.settings.model_names
+    if name not in known:
+        message = f"model: {name[:80]!r} is not served here (models: {', '.join(known)})"
+        raise ApiError(404, message, "model_not_found", "model")
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "triton-vlm"}

@@ -1,0 +1,123 @@
+"""The gateway's settings: one YAML file, every default written here with its reason. See deployments/gateway.yaml."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from client.api import parse_url
+from client.types import VlmError
+from python_backends.validation import explain
+
+KEYS_VARIABLE = "TVLM_API_KEYS"
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class SettingsError(ValueError):
+    """The gateway can't start with these settings; the message is one line that says which and why."""
+
+
+class GatewaySettings(BaseModel):
+    """Everything that an operator can set. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"  # another address needs keys, or allow_no_keys
+    port: int = Field(8080, ge=0, le=65535)
+    servers: tuple[str, ...] = Field(("grpc://localhost:8001",), min_length=1, max_length=64)
+    model_names: tuple[Name, ...] = Field(("vlm",), min_length=1, max_length=64)  # accepted in requests
+
+    api_keys_file: Path | None = None  # lines `SHA256 NAME`, as sha256sum prints them
+    allow_no_keys: bool = False  # serve anybody, on any address
+    requests_per_minute: int | None = Field(None, ge=1)  # a key; None: unlimited
+    tokens_per_minute: int | None = Field(None, ge=1)  # a key, prompt and answer together
+    concurrent_requests: int = Field(256, ge=1)  # a key; as many as the router queues of one class
+    cors_origins: tuple[str, ...] = ()  # none: browsers may call only from the gateway's own pages
+
+    allowed_media_domains: tuple[str, ...] = ()  # http(s) images from these hosts and their subdomains; none: refused
+    remote_images: int = Field(8, ge=0)  # of one request; the router's default images_per_request
+    remote_timeout_s: float = Field(10.0, gt=0)  # one image, redirects included
+    image_bytes_mb: float = Field(20.0, gt=0)  # one remote image; the router's default limit
+
+    body_mb: float = Field(32.0, gt=0)  # one 20 MB picture in base64 and some text
+    bodies_mb: float = Field(256.0, gt=0)  # all bodies that are being read or waited on; more are told to come again
+    header_kb: int = Field(32, ge=1)  # request line and headers
+    header_timeout_s: float = Field(10.0, gt=0)  # from connecting, or the first byte, to the last header
+    body_timeout_s: float = Field(60.0, gt=0)
+    idle_timeout_s: float = Field(30.0, gt=0)  # a kept connection without a request
+    write_timeout_s: float = Field(30.0, gt=0)  # a client that reads nothing for so long is gone
+    connections: int = Field(4096, ge=16)  # over it, the connection that idles longest is closed
+    request_timeout_s: float = Field(600.0, gt=0)  # the whole answer, when the request names no deadline_ms
+    grace_s: float = Field(10.0, ge=0)  # for running requests when told to stop
+
+    @field_validator("servers")
+    @classmethod
+    def _grpc(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        for url in servers:
+            try:
+                scheme, _ = parse_url(url)
+            except VlmError as error:
+                raise ValueError(error.message) from None
+            if scheme != "grpc":
+                raise ValueError(f"the gateway speaks gRPC to its servers: grpc://host:port, not {url}")
+        if len(set(servers)) != len(servers):
+            raise ValueError("a server is named twice")
+        return servers
+
+    @property
+    def max_body_bytes(self) -> int:
+        """`body_mb` in bytes."""
+        return int(self.body_mb * 1_000_000)
+
+    @property
+    def max_image_bytes(self) -> int:
+        """`image_bytes_mb` in bytes."""
+        return int(self.image_bytes_mb * 1_000_000)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def load_settings(path: Path | None, **changes: Any) -> GatewaySettings:
+    """The settings of a YAML file (None: the defaults), with those of the command line on top (None: not given).
+
+    Raises:
+        SettingsError: the file can't be read, or a key or value is not acceptable.
+    """
+    values = {**_read(path), **{name: value for name, value in changes.items() if value is not None}}
+    try:
+        settings = GatewaySettings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(f"gateway settings: {explain(error, GatewaySettings)}") from None
+    if path is not None and settings.api_keys_file is not None and not settings.api_keys_file.is_absolute():
+        return settings.model_copy(update={"api_keys_file": path.resolve().parent / settings.api_keys_file})
+    return settings
+
+
+def keys_from_environment() -> tuple[str, ...]:
+    """The keys in TVLM_API_KEYS, separated by commas."""
+    return tuple(key for key in os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split() if key)
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"gateway settings {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"gateway settings {path} are not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise SettingsError(f"gateway settings {path} must be a mapping")
+    return raw
