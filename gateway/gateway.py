@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from prometheus_client.core import GaugeMetricFamily
 
 from gateway.backends import Health, Pool
-from gateway.bodies import Bodies
+from gateway.budget import Budget
+from gateway.fetch import Fetcher
 from gateway.keys import KeyRing, load_keys
 from gateway.metrics import GatewayMetrics
 from gateway.quotas import Quotas
@@ -22,7 +23,8 @@ class Gateway:
         """Read the keys (SettingsError)."""
         self.settings = settings
         self.keys: KeyRing = load_keys(settings, keys_from_environment())
-        self.bodies = Bodies(settings)
+        self.budget = Budget(settings.bodies_mb)
+        self.fetcher = Fetcher(settings)
         self.metrics = GatewayMetrics()
         self.draining = False
         self.pool: Pool

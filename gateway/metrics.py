@@ -32,9 +32,6 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self.images = Counter(
-            "tvlm_gateway_remote_images", "Remote images, by outcome.", ("outcome",), registry=self._registry
-        )
 
     def ended(self, route: str, status: int, total_s: float, first_piece_s: float | None) -> None:
         """A request is over."""

@@ -12,6 +12,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import ValidationError
 
 from gateway.answering import answer
+from gateway.body import read_body
+from gateway.budget import Lease
+from gateway.disconnect import while_connected
 from gateway.documents import ERRORS, body_of
 from gateway.errors import ApiError, overloaded
 from gateway.gateway import Gateway
@@ -53,11 +56,12 @@ KeyName = Annotated[str, Depends(authenticated)]
 async def chat(request: Request, key: KeyName) -> Response:
     """Answer a chat, with pictures or without."""
     gateway = gateway_of(request)
-    async with _opened(request, key) as slot, gateway.bodies.read(request) as raw:
-        body = _parse(request, ChatRequest, raw)
+    async with _opened(request, key) as (slot, lease):
+        body = await _read(request, ChatRequest, lease)
         sources = image_sources(body)
         record_of(request).images = len(sources)
-        images = await load_images(sources)
+        loading = load_images(sources, gateway.fetcher, gateway.settings.remote_images, lease)
+        images = await while_connected(request.receive, loading)
         asked = from_chat(body, sources, images, gateway.settings.request_timeout_s)
         shape = Shape("chat", body.model, body.wants_usage)
         return await answer(request, asked, shape, gateway.pool, slot)
@@ -67,10 +71,11 @@ async def chat(request: Request, key: KeyName) -> Response:
 async def completions(request: Request, key: KeyName) -> Response:
     """Go on with a text."""
     gateway = gateway_of(request)
-    async with _opened(request, key) as slot, gateway.bodies.read(request) as raw:
-        body = _parse(request, CompletionRequest, raw)
+    async with _opened(request, key) as (slot, lease):
+        body = await _read(request, CompletionRequest, lease)
         asked = from_completion(body, gateway.settings.request_timeout_s)
-        return await answer(request, asked, Shape("completion", body.model, body.wants_usage), gateway.pool, slot)
+        shape = Shape("completion", body.model, body.wants_usage)
+        return await answer(request, asked, shape, gateway.pool, slot)
 
 
 @router.get("/v1/models")
@@ -107,20 +112,22 @@ async def metrics(request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def _opened(request: Request, key: str) -> AsyncIterator[Slot]:
-    """The key's share for one request. Whoever gets to answer keeps it; errors before give it back."""
+async def _opened(request: Request, key: str) -> AsyncIterator[tuple[Slot, Lease]]:
+    """A request's share of the key's quota, which a stream keeps to its end, and of memory for what it sent."""
     gateway = gateway_of(request)
     if gateway.draining:
         raise overloaded("the gateway is shutting down")
     slot = await gateway.quotas.enter(key)
     try:
-        yield slot
+        with gateway.budget.lease() as lease:
+            yield slot, lease
     except BaseException:
         await slot.close()
         raise
 
 
-def _parse(request: Request, kind: type[_RequestType], raw: bytes) -> _RequestType:
+async def _read(request: Request, kind: type[_RequestType], lease: Lease) -> _RequestType:
+    raw = await read_body(request, gateway_of(request).settings, lease)
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from client.types import VlmError
 from python_backends.validation import explain
 
 KEYS_VARIABLE = "TVLM_API_KEYS"
+_DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
@@ -39,7 +41,9 @@ class GatewaySettings(BaseModel):
     concurrent_requests: int = Field(256, ge=1)  # a key; as many as the router queues of one class
     cors_origins: tuple[str, ...] = ()  # none: browsers may call only from the gateway's own pages
 
-    allowed_media_domains: tuple[str, ...] = ()  # http(s) images from these hosts and their subdomains; none: refused
+    # http(s) images are fetched from these hosts and their subdomains, HOST or HOST:PORT; none: all are refused
+    allowed_media_domains: tuple[str, ...] = ()
+    allowed_media_networks: tuple[str, ...] = ()  # addresses that may be fetched from although they are not public
     remote_images: int = Field(8, ge=0)  # of one request; the router's default images_per_request
     remote_timeout_s: float = Field(10.0, gt=0)  # one image, redirects included
     image_bytes_mb: float = Field(20.0, gt=0)  # one remote image; the router's default limit
@@ -54,6 +58,21 @@ class GatewaySettings(BaseModel):
     connections: int = Field(4096, ge=16)  # over it, the connection that idles longest is closed
     request_timeout_s: float = Field(600.0, gt=0)  # the whole answer, when the request names no deadline_ms
     grace_s: float = Field(10.0, ge=0)  # for running requests when told to stop
+
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _domains(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
+        for domain in domains:
+            if not _DOMAIN.fullmatch(domain):
+                raise ValueError(f"expected HOST or HOST:PORT, not {domain!r}")
+        return domains
+
+    @field_validator("allowed_media_networks")
+    @classmethod
+    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            ipaddress.ip_network(network)  # its own ValueError says what is wrong
+        return networks
 
     @field_validator("servers")
     @classmethod
