@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -79,6 +80,13 @@ def serve(
     metrics_port: MetricsPort = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     grace_s: Annotated[int, typer.Option(min=0, help="Seconds for running requests when told to stop.")] = 10,
+    with_gateway: Annotated[bool, typer.Option("--gateway", help="Start the OpenAI-compatible gateway, too.")] = False,
+    gateway_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, show_default="8080 or the next free", help="Implies --gateway.")
+    ] = None,
+    gateway_config: Annotated[
+        Path | None, typer.Option(help="Its settings, see deployments/gateway.yaml. Implies --gateway.")
+    ] = None,
 ) -> None:
     """Serve a deployment until Ctrl-C or SIGTERM; composes it first when needed.
 
@@ -86,14 +94,24 @@ def serve(
     Examples:
       tvlm serve --deployment deployments/demo-cpu.yaml
       tvlm serve --deployment deployments/demo-cpu.yaml --host 127.0.0.1 --http-port 9000
+      tvlm serve --deployment deployments/demo-cpu.yaml --gateway
     """
     from client.serving.compose import open_server  # noqa: PLC0415
 
     end_on_signals()
     ports = choose_ports(host, http_port, grpc_port, metrics_port)  # before a build, which takes longer
-    with open_server(deployment, output or default_output(deployment), out, ports, host, grace_s=grace_s) as server:
-        for name, url in (*asdict(server.endpoints).items(), ("log", server.log)):
-            out.print(f"  {name:8} {url}", soft_wrap=True)
+    output = output or default_output(deployment)
+    with contextlib.ExitStack() as running:
+        server = running.enter_context(open_server(deployment, output, out, ports, host, grace_s=grace_s))
+        shown = {**asdict(server.endpoints), "log": str(server.log)}
+        if with_gateway or gateway_port or gateway_config:
+            from client.serving.gateway import GatewayProcess  # noqa: PLC0415
+
+            options: dict[str, Any] = {"config": gateway_config, "port": gateway_port, "grace_s": grace_s}
+            front = running.enter_context(GatewayProcess(output, server.endpoints.grpc, **options))
+            shown |= {"gateway": front.url, "its log": str(front.log)}
+        for name, place in shown.items():
+            out.print(f"  {name:8} {place}", soft_wrap=True)
         try:
             out.print("Ready. Ctrl-C stops it.")
             server.run()

@@ -20,6 +20,9 @@ def gateway(
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, show_default="8080")] = None,
     api_keys_file: Annotated[Path | None, typer.Option(help="Lines `SHA256 NAME` of accepted keys.")] = None,
+    grace_s: Annotated[
+        float | None, typer.Option(min=0, help="Seconds for running requests when told to stop.", show_default="10")
+    ] = None,
     allow_no_keys: Annotated[bool, typer.Option("--allow-no-keys", help="Serve anybody, on any address.")] = False,
 ) -> None:
     """Serve OpenAI's API in front of Triton servers until Ctrl-C or SIGTERM.
@@ -40,6 +43,7 @@ def gateway(
             host=host,
             port=port,
             api_keys_file=api_keys_file.absolute() if api_keys_file else None,
+            grace_s=grace_s,
             allow_no_keys=allow_no_keys or None,
         )
     )

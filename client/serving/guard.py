@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = {signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD}
 _EXIT_S = 10  # tritonserver's own exit timeout is the grace time; past it and these seconds it hangs
@@ -23,8 +23,8 @@ _EXIT_S = 10  # tritonserver's own exit timeout is the grace time; past it and t
 def _main() -> None:
     parent, grace_s, regions, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphaned stubs and workers become children, to be waited for
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphaned stubs and workers become children, to be waited for
+    prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
     if os.getppid() != parent:  # it ended before the kernel knew
         sys.exit(1)
     server = subprocess.Popen(command, preexec_fn=_become_server)  # noqa: PLW1509  (there is one thread)
@@ -56,11 +56,12 @@ def _wait(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
 def _become_server() -> None:
     """In the child before exec: a process group of its own, which its stubs and workers share."""
     os.setpgid(0, 0)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """The system call of that name (OSError)."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 

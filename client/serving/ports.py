@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from client.serving.errors import ServeError
@@ -41,18 +42,17 @@ def choose_ports(host: str, http: int | None = None, grpc: int | None = None, me
         taken.add(port)
     chosen: dict[str, int] = {}
     for name, port in asked.items():
-        chosen[name] = port if port is not None else _next_free(host, _USUAL[name], taken)
+        chosen[name] = port if port is not None else next_free(host, _USUAL[name], taken)
         taken.add(chosen[name])
     return Ports(**chosen)
 
 
-def _next_free(host: str, first: int, taken: set[int]) -> int:
+def next_free(host: str, first: int, taken: Collection[int] = ()) -> int:
+    """The first port from `first` up that is free and not in `taken` (ServeError)."""
     for port in range(first, 65536):
         if port not in taken and _is_free(host, port):
             return port
-    raise ServeError(
-        f"no free port from {first} up; give the ports yourself (--http-port, --grpc-port, --metrics-port)"
-    )
+    raise ServeError(f"no free port from {first} up; give the ports yourself (--http-port, --grpc-port, ...)")
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -1,0 +1,5 @@
+"""`python -m client`: the same as `tvlm`."""
+
+from client.cli import main
+
+main()
