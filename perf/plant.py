@@ -43,7 +43,7 @@ class Plant:
     started: dict[int, float] = field(default_factory=dict)  # when a job got its replica
     ended: dict[int, float] = field(default_factory=dict)
     rejected: set[int] = field(default_factory=set)
-    actions: list[Action] = field(default_factory=list)
+    actions: list[Action] | None = field(default_factory=list)  # None: keep no record
     _jobs: dict[int, Job] = field(default_factory=dict)
     _events: list[tuple[float, int, str, int, int]] = field(default_factory=list)
     _free_s: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -68,10 +68,14 @@ class Plant:
             self._at(now + self.token_s * self._jobs[job_id].answer_tokens, "end", job_id)
         else:
             self.ended[job_id] = now
+            del self._jobs[job_id]
             self._do(self.scheduler.ended(job_id, now), now)
 
     def _do(self, actions: list[Action], now: float) -> None:
-        self.actions += actions
+        if not actions:
+            return
+        if self.actions is not None:
+            self.actions += actions
         for action in actions:
             job = self._jobs[action.job_id]
             if isinstance(action, Encode):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -146,6 +149,42 @@ def test_waiting_is_bounded_as_stated_while_another_class_overloads(policy: str)
     ahead = 164 * (1 + aging_s // 4.0)  # pictures before it
     bound = aging_s + (ahead + in_service) * 2 / rate + 64 / 2000.0 + 0.1
     assert max(waited) <= bound
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(
+    policy=st.sampled_from(["text_first", "slo"]),
+    victim=st.sampled_from(Modality),
+    weights=st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=3, max_size=3),
+    overload=st.floats(1.5, 4.0),
+    seed=st.integers(0, 1000),
+)
+def test_any_class_waits_no_longer_than_stated_while_both_others_overload(
+    policy: str, victim: Modality, weights: list[float], overload: float, seed: int
+) -> None:
+    """One request of a class every 4 s; the others bring together `overload` times what the replica can take."""
+    aging_s, encode_rate, prefill_rate = 0.5, 2000.0, 4000.0
+    shares = dict(zip(Modality, weights, strict=True))
+    classes = {modality: ClassPolicy(queue_limit=1_000_000, weight=shares[modality]) for modality in Modality}
+    plant = Plant(Scheduler(settings(policy=policy, classes=classes, aging_s=aging_s, running_limit=16)))
+
+    def request(number: int, modality: Modality, at: float) -> Job:
+        items = () if modality is Modality.TEXT else (64,)
+        return Job(number, modality, items, 100 + sum(items), 1, at, SLO_S[modality])
+
+    rng = random.Random(seed)
+    others = [modality for modality in Modality if modality is not victim]
+    crowd, now = [], 0.0
+    while now < 20.0:
+        now += rng.expovariate(overload * prefill_rate / 130)
+        crowd.append(request(len(crowd), rng.choice(others), now))
+    rare = [request(100_000 + n, victim, 1.0 + 4.0 * n) for n in range(5)]
+    plant.run(sorted(crowd + rare, key=lambda j: j.arrived_s))
+
+    behind = sum(weights) / shares[victim]  # how much slower than alone its share of a stage is
+    bound = aging_s + (64 * behind + 1024) / encode_rate + (164 * behind + 2048 + 164) / prefill_rate
+    assert bound < 4.0  # so that none of its own class is ahead of it
+    assert max(plant.started[job.job_id] - job.arrived_s for job in rare) <= bound
 
 
 def test_fcfs_is_first_come_first_served_for_text() -> None:

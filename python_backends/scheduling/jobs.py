@@ -15,8 +15,10 @@ class Modality(str, Enum):
     IMAGE = "image"
     VIDEO = "video"
 
+    __hash__ = str.__hash__  # Enum's own is a call into Python for every look-up by class
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One request. Times are seconds on any clock, as long as it is one."""
 
@@ -35,7 +37,7 @@ class Job:
         return sum(self.item_tokens)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Encode:
     """Encode item `item` of the job on encoder endpoint `endpoint`."""
 
@@ -44,7 +46,7 @@ class Encode:
     endpoint: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Hand the job to LLM replica `replica`."""
 
@@ -52,7 +54,7 @@ class Submit:
     replica: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reject:
     """Refuse the job with this error."""
 

@@ -28,11 +28,12 @@ POLICIES = ("fcfs", "text_first", "slo")
 _RANKS = {Modality.TEXT: 0, Modality.IMAGE: 1, Modality.VIDEO: 2}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Waiting:
     job: Job
     work: int  # tokens that this line's stage has to do for it
     live: bool = True  # still in the line; the queues below drop the dead when they meet them
+    aged: bool = False
 
 
 _Heap = list[tuple[tuple[float, ...], int, _Waiting]]  # key, number in order of adding, entry
@@ -54,6 +55,7 @@ class WaitingLine:
         self._late: _Heap = []
         self._young: _Heap = []  # not aged yet, by arrival
         self._aged: dict[Modality, deque[_Waiting]] = {modality: deque() for modality in Modality}
+        self._aged_count = 0  # live ones: mostly there are none, and nothing to look for
         self._served = dict.fromkeys(Modality, 0.0)  # aged tokens served, divided by the weight
 
     def __len__(self) -> int:
@@ -72,15 +74,15 @@ class WaitingLine:
         if entry is not None:
             entry.live = False
             self.tokens -= entry.work
+            self._aged_count -= entry.aged
 
     def first(self, now: float) -> Job | None:
         """Who is next; stays in the line."""
         if not self._waiting:
             return None
         self._age(now)
-        modality = self._next_aged()
-        if modality is not None:
-            return self._aged[modality][0].job
+        if self._aged_count:
+            return self._aged[self._next_aged()][0].job
         while self._fresh:
             key, _, entry = self._fresh[0]
             if entry.live and not (self._policy == "slo" and key[0] < now):
@@ -96,9 +98,8 @@ class WaitingLine:
         """Take the job that `first` gave."""
         entry = self._waiting[job.job_id]
         self.discard(job.job_id)
-        aged = self._aged[job.modality]
-        if aged and aged[0] is entry:
-            aged.popleft()
+        if entry.aged:
+            self._aged[job.modality].popleft()
             self._served[job.modality] += max(1, entry.work) / self._weights[job.modality]
 
     def _key(self, job: Job, work: int) -> tuple[float, ...]:
@@ -123,10 +124,12 @@ class WaitingLine:
         if not self._has_aged(modality):  # a class that comes back has no claim to the time it was away
             others = [self._served[m] for m in Modality if m is not modality and self._has_aged(m)]
             self._served[modality] = max(self._served[modality], min(others, default=0.0))
+        entry.aged = True
+        self._aged_count += 1
         self._aged[modality].append(entry)
 
-    def _next_aged(self) -> Modality | None:
-        return min((m for m in _MODALITIES if self._has_aged(m)), key=self._served.__getitem__, default=None)
+    def _next_aged(self) -> Modality:
+        return min((m for m in _MODALITIES if self._has_aged(m)), key=self._served.__getitem__)
 
     def _has_aged(self, modality: Modality) -> bool:
         line = self._aged[modality]

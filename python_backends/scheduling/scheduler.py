@@ -41,7 +41,7 @@ class SchedulerSettings:
     budgets: bool = True  # False: only running_limit counts (the baseline)
 
 
-@dataclass
+@dataclass(slots=True)
 class _State:
     job: Job
     next_item: int = 0  # the next one to encode
@@ -197,7 +197,8 @@ class Scheduler:
         return None
 
     def _decide(self, now: float) -> list[Action]:
-        return [*self._start_encodes(now), *self._hand_over(now)]
+        encodes = self._start_encodes(now) if len(self._to_encode) else []
+        return encodes + self._hand_over(now) if len(self._to_submit) else encodes
 
     def _start_encodes(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -218,7 +219,7 @@ class Scheduler:
     def _hand_over(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while (job := self._to_submit.first(now)) is not None:
-            replica = min(self._with_room(job), key=lambda r: self._pending_tokens[r], default=None)
+            replica = self._emptiest_with_room(job)
             if replica is None:
                 break
             self._prefill[replica].hold((job.job_id, 0), job.prompt_tokens)
@@ -231,12 +232,18 @@ class Scheduler:
             actions.append(Submit(job.job_id, replica))
         return actions
 
-    def _with_room(self, job: Job) -> list[int]:
-        return [
-            replica
-            for replica, prefill in enumerate(self._prefill)
-            if self._running[replica] < self._settings.running_limit and prefill.fits(job.prompt_tokens)
-        ]
+    def _emptiest_with_room(self, job: Job) -> int | None:
+        """The replica with the fewest pending tokens among those that can take the job now."""
+        best, fewest = None, 0
+        for replica, running in enumerate(self._running):
+            pending = self._pending_tokens[replica]
+            if (
+                running < self._settings.running_limit
+                and (best is None or pending < fewest)
+                and self._prefill[replica].fits(job.prompt_tokens)
+            ):
+                best, fewest = replica, pending
+        return best
 
 
 def _cost(job: Job) -> int:
