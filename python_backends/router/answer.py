@@ -11,6 +11,7 @@ from python_backends.engines.protocol import Finish
 from python_backends.errors import ServingError
 from python_backends.router.channel import Tokens
 from python_backends.router.encoder import Visual
+from python_backends.router.outbox import Outbox
 from python_backends.router.prompt import Prompt
 from python_backends.router.request import VlmRequest
 from python_backends.router.text import TextAssembler
@@ -64,7 +65,16 @@ class Client(Protocol):
 class Answer:
     """What has been answered so far to one request."""
 
-    def __init__(self, request: VlmRequest, prompt: Prompt, assembler: TextAssembler, client: Client, begin: float):
+    def __init__(
+        self,
+        request: VlmRequest,
+        prompt: Prompt,
+        assembler: TextAssembler,
+        client: Client,
+        outbox: Outbox,
+        *,
+        begin: float,
+    ) -> None:
         self.timing = Timing()
         self.tokens: list[int] = []
         self.ended = False
@@ -75,6 +85,7 @@ class Answer:
         self._request = request
         self._assembler = assembler
         self._client = client
+        self._outbox = outbox
         self._begin = begin
         self._text = prompt.text if request.echo_input else ""
 
@@ -103,8 +114,13 @@ class Answer:
             self._text += self._assembler.finish()
             self._finish(news.finish)
         elif self._request.stream and self._text:
-            self._client.send(Piece(self._text), last=False)
-            self._text = ""
+            self._outbox.add(self)
+
+    def flush(self) -> None:
+        """Send the text that is there; the last piece has taken it along when the answer has ended meanwhile."""
+        if self._text and not self.ended:
+            text, self._text = self._text, ""
+            self._client.send(Piece(text), last=False)
 
     def _note_time(self, prefill_ms: float) -> None:
         now = time.monotonic()

@@ -29,14 +29,19 @@ log = logging.getLogger(__name__)
 SILENCE_S = 8 * HEARTBEAT_S  # an attached replica that says nothing for so long is dead
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tokens:
-    """News of one sequence."""
+    """News of one sequence, of one step or of several."""
 
     tokens: list[int]
     finish: Finish
     queue_ms: float  # with the first token: time in the engine before its first step
     prefill_ms: float  # with the first token: from that step on
+
+    def join(self, later: Tokens) -> None:
+        """Add what came after it."""
+        self.tokens += later.tokens
+        self.finish = later.finish
 
 
 @dataclass(eq=False)
@@ -44,21 +49,35 @@ class Sequence:
     """One sequence in a replica; iterate over it for its tokens."""
 
     submission: Submission
-    _news: asyncio.Queue[Tokens | ServingError] = field(default_factory=asyncio.Queue)
+    _tokens: Tokens | None = None  # not taken up yet: what comes meanwhile joins it
+    _error: ServingError | None = None
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aiter__(self) -> AsyncIterator[Tokens]:
         """News until the sequence has finished (ServingError when its replica is gone)."""
         while True:
-            news = await self._news.get()
-            if isinstance(news, ServingError):
-                raise news
-            yield news
-            if news.finish is not Finish.RUNNING:
-                return
+            await self._arrived.wait()
+            self._arrived.clear()
+            news, self._tokens = self._tokens, None
+            if news is not None:
+                yield news
+                if news.finish is not Finish.RUNNING:
+                    return
+            if self._error is not None:
+                raise self._error
 
-    def put(self, news: Tokens | ServingError) -> None:
+    def put(self, news: Tokens) -> None:
         """Called by the channel."""
-        self._news.put_nowait(news)
+        if self._tokens is None:
+            self._tokens = news
+        else:
+            self._tokens.join(news)
+        self._arrived.set()
+
+    def fail(self, error: ServingError) -> None:
+        """Called by the channel; what came before is still given."""
+        self._error = error
+        self._arrived.set()
 
 
 class DecoderChannel:
@@ -160,7 +179,7 @@ class DecoderChannel:
             if sequence is None:
                 pass  # cancelled here, while the step was running there
             elif finish is Finish.ERROR:
-                sequence.put(unavailable(f"llm_decoder_{self.replica}: {report.error}"))
+                sequence.fail(unavailable(f"llm_decoder_{self.replica}: {report.error}"))
             else:
                 news = Tokens(tokens[start : start + count], finish, timing[2 * i], timing[2 * i + 1])
                 sequence.put(news)
@@ -184,7 +203,7 @@ class DecoderChannel:
         for request_id in request_ids:
             sequence = self._sequences.pop(request_id, None)
             if sequence is not None:
-                sequence.put(error)
+                sequence.fail(error)
 
 
 def new_request_id() -> int:

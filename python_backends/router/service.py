@@ -25,6 +25,7 @@ from python_backends.router.channel import DecoderChannel, new_request_id
 from python_backends.router.dispatch import Dispatcher, Ticket
 from python_backends.router.encoder import Encoder
 from python_backends.router.fan_out import FanOut, RequestImages
+from python_backends.router.outbox import Outbox
 from python_backends.router.prompt import Prompt, PromptBuilder
 from python_backends.router.record import RequestRecord
 from python_backends.router.request import VlmRequest, parse_request
@@ -56,6 +57,7 @@ class Router:
         limits = ImageLimits.of(self._deployment.limits)
         self._fan_out = FanOut(self._encoder, limits, self._checkpoint.tokens_per_tile, pool_mb, self._metrics)
         self._stages = stages
+        self._outbox = Outbox()
         self._channels: list[DecoderChannel] = []
         self._active: dict[asyncio.Task[None], Client] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -117,7 +119,7 @@ class Router:
         images = self._fan_out.look_up(request.images)
         try:
             assembler = TextAssembler(self._tokenizer, request.sampling.stop)
-            record.answer = answer = Answer(request, prompt, assembler, client, begin)
+            record.answer = answer = Answer(request, prompt, assembler, client, self._outbox, begin=begin)
             ticket = self._dispatcher.arrive(self._job(images, modality, urgency, prompt, max_tokens))
             try:
                 answer.encoded(await images.embed(ticket))
