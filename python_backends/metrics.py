@@ -35,7 +35,11 @@ def _histogram(name: str, text: str) -> Metric:
 
 
 REQUESTS = Metric("tvlm_requests_total", "counter", ("modality", "outcome"), "Requests that ended, by status.")
+REFUSALS = Metric(
+    "tvlm_refusals_total", "counter", ("reason",), "Requests refused, by the setting or field that the error names."
+)
 RETRIES = Metric("tvlm_retries_total", "counter", ("stage",), "Work done again after a worker died.")
+RESTARTS = Metric("tvlm_worker_restarts_total", "counter", ("stage",), "Workers replaced after a death or hang.")
 TTFT = _histogram("tvlm_time_to_first_token_seconds", "From the request's arrival to its first token.")
 TPOT = _histogram("tvlm_time_per_output_token_seconds", "Mean time between the tokens of a request.")
 LONGEST_GAP = _histogram("tvlm_longest_token_gap_seconds", "Longest time between two tokens of a request.")
@@ -52,17 +56,23 @@ PAGES = Metric(
 )
 EVICTIONS = Metric("tvlm_embedding_evictions_total", "counter", (), "Images whose pages were given to others.")
 WAITING = Metric("tvlm_waiting_requests", "gauge", ("modality",), "Admitted and not with a replica yet.")
+PENDING_TOKENS = Metric("tvlm_pending_tokens", "gauge", ("modality",), "Prompt tokens of the waiting requests.")
+RUNNING_REQUESTS = Metric("tvlm_running_requests", "gauge", ("modality",), "Handed to a replica and not ended.")
 RUNNING = Metric("tvlm_running_sequences", "gauge", ("replica",), "Sequences with a replica.")
+KV_USAGE = Metric("tvlm_kv_cache_usage_ratio", "gauge", ("replica",), "Share of the KV cache that sequences hold.")
+PREFIX_QUERIES = Metric(
+    "tvlm_prefix_cache_queries_total", "counter", ("replica",), "Prompt tokens submitted, text and visual."
+)
+PREFIX_HITS = Metric(
+    "tvlm_prefix_cache_hits_total", "counter", ("replica",), "Of these, tokens whose KV was there already."
+)
 ENCODE_TOKENS = Metric("tvlm_encode_tokens", "gauge", (), "Visual tokens in encode now.")
 PREFILL_TOKENS = Metric(
     "tvlm_prefill_tokens", "gauge", ("replica",), "Prompt tokens with a replica, not yet prefilled."
 )
 ENCODE_BUDGET = Metric("tvlm_encode_budget_tokens", "gauge", (), "The encode budget, as the controller has set it.")
 
-ALL = (
-    REQUESTS, RETRIES, TTFT, TPOT, LONGEST_GAP, QUEUE, DECODE, ENCODE, PREFILL, INPUT_TOKENS, OUTPUT_TOKENS,
-    CACHE_QUERIES, CACHE_HITS, PAGES, EVICTIONS, WAITING, RUNNING, ENCODE_TOKENS, PREFILL_TOKENS, ENCODE_BUDGET,
-)  # fmt: skip
+ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
 class Registry(Protocol):
@@ -117,7 +127,11 @@ def document() -> str:
         "/metrics endpoint, beside Triton's own `nv_*` ones.\n\n"
         f"| name | kind | labels | meaning |\n|---|---|---|---|\n{rows}\n\n"
         f"Histograms have the bounds {bounds} (seconds). `modality` is text, image or video;\n"
-        "`outcome` is ok or the status of the error.\n"
+        "`outcome` is ok or the status of the error. `reason` is the path of a setting (those in `limits` without\n"
+        "it), a field of the request, or a status. OpenVINO does not say how much of a prompt it found in its cache:\n"
+        "`tvlm_prefix_cache_hits_total` is the adapter's own account of it (`engines/prefix.py`).\n\n"
+        "Worth an alert: `tvlm_refusals_total` and `tvlm_worker_restarts_total` rising, `tvlm_kv_cache_usage_ratio`\n"
+        'near 1, and `tvlm_embedding_pages{state="free"}` at 0 while `held` is near the sum of all three.\n'
     )
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from python_backends.errors import ServingError, Status, tagged, untagged
-from python_backends.metrics import Metric
+from python_backends.metrics import RESTARTS, Metric, Metrics
 
 
 def artifacts_folder(args: Mapping[str, str]) -> Path:
@@ -80,6 +80,13 @@ def _serving_error(error: BaseException) -> ServingError:
     if isinstance(error, ServingError):
         return error
     return ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def restart_counter(stage: str) -> Callable[[str], None]:
+    """Counts a stage's worker deaths on /metrics, without making their watcher wait."""
+    metrics = Metrics(TritonRegistry())
+    metrics.record(RESTARTS, 0, stage=stage)
+    return lambda reason: metrics.record(RESTARTS, 1, stage=stage)
 
 
 class TritonRegistry:

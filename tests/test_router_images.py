@@ -8,6 +8,7 @@ from pathlib import Path
 
 from python_backends.checkpoint import CHECKPOINT_FILE
 from python_backends.deployment import BUILT_FILE
+from python_backends.engines.protocol import Finish
 from python_backends.errors import Status
 from python_backends.router.service import Router
 from tests.fakes.stages import BROKEN, FakeStages, gif
@@ -85,3 +86,27 @@ def test_failed_and_cancelled_requests_give_their_pages_back(artifacts: Path) ->
     run(artifacts, stages, scenario, counts)
     assert broken.error is not None
     assert counts.last("tvlm_embedding_pages", "held") == 0
+
+
+def test_engine_s_figures_and_classes_become_metrics(artifacts: Path) -> None:
+    stages, counts = FakeStages(b"abc"), Counts()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        serving = asyncio.create_task(router.serve(tensors("q", gif(1)), "{}", Recorder()))
+        while not stages.submissions:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[0].request_id, [65], Finish.RUNNING)
+        while counts.last("tvlm_kv_cache_usage_ratio", "0") == 0:
+            await asyncio.sleep(0.001)
+        assert counts.last("tvlm_running_requests", "image") == 1
+        stages.report(stages.submissions[0].request_id, [66], Finish.STOP)
+        await serving
+        while counts.last("tvlm_running_requests", "image") == 1:
+            await asyncio.sleep(0.001)
+
+    run(artifacts, stages, scenario, counts)
+    assert counts.last("tvlm_kv_cache_usage_ratio", "0") == 0.25
+    assert counts.values[("tvlm_prefix_cache_queries_total", "0")] == [6, 6]
+    assert counts.values[("tvlm_prefix_cache_hits_total", "0")] == [2, 2]
+    assert counts.last("tvlm_waiting_requests", "image") == 0

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, TextPool
 from python_backends.embeddings.region import PoolReader
+from python_backends.engines.prefix import PrefixAccount
 from python_backends.engines.protocol import (
     VISUAL_TOKEN,
+    EngineLoad,
     Finish,
     StepReport,
     Submission,
@@ -63,8 +65,12 @@ class LlmEngine:
             str(artifacts / "llm"), _scheduler_config(pool, self._checkpoint), "CPU", _device_properties(pool)
         )
         self._pool = PoolReader()
+        kv_blocks = _kv_blocks(pool, self._checkpoint) if pool.prefix_caching else 0
+        self._prefixes = PrefixAccount(kv_blocks, KV_BLOCK_TOKENS)
+        self._prompt_tokens = self._reused_tokens = 0  # since the last report
         self._sequences: dict[int, _Sequence] = {}
         self._warm_up()
+        self._prompt_tokens = self._reused_tokens = 0
 
     @property
     def busy(self) -> bool:
@@ -134,6 +140,8 @@ class LlmEngine:
             _generation_config(submission.sampling, self._checkpoint.eos_token_ids),
         )
         self._sequences[submission.request_id] = _Sequence(handle, time.monotonic())
+        self._prompt_tokens += embeddings.shape[1]
+        self._reused_tokens += self._prefixes.enter(embeddings[0])
 
     def _cancel(self, request_id: int) -> None:
         sequence = self._sequences.get(request_id)
@@ -183,15 +191,25 @@ class LlmEngine:
             np.array(tokens, np.int32),
             np.array(finish, np.uint8),
             np.array(timing, np.float32),
+            self._load().array(),
             "the sequence does not fit into the KV cache (pools.text.kv_cache_mb)" if Finish.ERROR in finish else "",
         )
 
+    def _load(self) -> EngineLoad:
+        load = EngineLoad(self._kv_usage(), self._prompt_tokens, self._reused_tokens)
+        self._prompt_tokens = self._reused_tokens = 0
+        return load
+
+    def _kv_usage(self) -> float:
+        """OpenVINO's figure is that of its last step: the end of the last sequence does not show in it."""
+        usage: float = self._pipeline.get_metrics().cache_usage / 100
+        return usage if self._sequences else 0.0
+
     def _stats(self) -> dict[str, Any]:
-        metrics = self._pipeline.get_metrics()
         return {
             "running": len(self._sequences),
-            "kv_usage": metrics.cache_usage / 100,
-            "kv_bytes": metrics.cache_size_in_bytes,
+            "kv_usage": self._kv_usage(),
+            "kv_bytes": self._pipeline.get_metrics().cache_size_in_bytes,
         }
 
     def _warm_up(self) -> None:
@@ -215,8 +233,12 @@ def _scheduler_config(pool: TextPool, checkpoint: Checkpoint) -> Any:
     config.max_num_seqs = pool.max_running
     config.dynamic_split_fuse = True
     config.enable_prefix_caching = pool.prefix_caching
-    config.num_kv_blocks = (pool.kv_cache_mb << 20) // (KV_BLOCK_TOKENS * checkpoint.kv_bytes_per_token)
+    config.num_kv_blocks = _kv_blocks(pool, checkpoint)
     return config
+
+
+def _kv_blocks(pool: TextPool, checkpoint: Checkpoint) -> int:
+    return (pool.kv_cache_mb << 20) // (KV_BLOCK_TOKENS * checkpoint.kv_bytes_per_token)
 
 
 def _device_properties(pool: TextPool) -> dict[str, Any]:

@@ -66,6 +66,19 @@ class Submission:
 
 
 @dataclass(frozen=True)
+class EngineLoad:
+    """What an engine says of itself with every step."""
+
+    kv_usage: float  # share of the KV cache that running sequences hold, 0 to 1
+    prompt_tokens: int = 0  # of the sequences that were submitted since the last report
+    reused_tokens: int = 0  # of these, tokens whose KV was in the cache already
+
+    def array(self) -> NDArray[np.float32]:
+        """As a report carries it."""
+        return np.array([self.kv_usage, self.prompt_tokens, self.reused_tokens], np.float32)
+
+
+@dataclass(frozen=True)
 class StepReport:
     """What one engine step brought, for all sequences that moved. Empty: a heartbeat."""
 
@@ -74,11 +87,21 @@ class StepReport:
     tokens: NDArray[np.int32]  # [sum of token_counts]
     finish_reasons: NDArray[np.uint8]  # [n] Finish
     timing: NDArray[np.float32]  # [2n] queue and prefill in ms, with a sequence's first token; else 0
+    engine: NDArray[np.float32]  # [3] see EngineLoad; [0] in a heartbeat
     error: str = ""  # why sequences of this report ended with Finish.ERROR
 
+    @property
+    def load(self) -> EngineLoad | None:
+        """The engine's figures; None in a heartbeat."""
+        if not len(self.engine):
+            return None
+        usage, prompt, reused = self.engine.tolist()
+        return EngineLoad(usage, int(prompt), int(reused))
 
+
+_NONE = np.zeros(0, np.float32)
 NO_NEWS = StepReport(
-    np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.float32)
+    np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8), _NONE, _NONE
 )
 
 
@@ -91,6 +114,7 @@ def failure_report(request_ids: Sequence[int], reason: str) -> StepReport:
         np.zeros(0, np.int32),
         np.full(count, Finish.ERROR, np.uint8),
         np.zeros(2 * count, np.float32),
+        EngineLoad(kv_usage=0.0).array(),
         reason,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +36,15 @@ class ReportSink(Protocol):
 class DecoderReplica:
     """Takes submissions and cancellations, and reports steps to whoever is attached."""
 
-    def __init__(self, name: str, artifacts: Path, deployment: Deployment, target: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        artifacts: Path,
+        deployment: Deployment,
+        target: str,
+        on_death: Callable[[str], None] | None = None,
+    ) -> None:
+        """`target`: the engine's class, "module:Class"; `on_death` gets the reason whenever its worker is replaced."""
         pool = deployment.pools.text
         spec = WorkerSpec(
             name=name,
@@ -46,6 +54,7 @@ class DecoderReplica:
             slot_bytes=256 << 20,
             call_timeout_s=pool.stall_timeout_ms / 1000,
         )
+        self._tell_death = on_death
         self._lock = threading.Lock()  # guards all below
         self._sink: ReportSink | None = None
         self._active: set[int] = set()
@@ -122,6 +131,8 @@ class DecoderReplica:
                 self._send(report)
 
     def _on_death(self, reason: str) -> None:
+        if self._tell_death:
+            self._tell_death(reason)
         with self._lock:
             lost = sorted(self._active)
         if lost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,8 @@ class Encoded:
 class EncodeStage:
     """Owns the worker process; thread-safe."""
 
-    def __init__(self, name: str, artifacts: Path) -> None:
+    def __init__(self, name: str, artifacts: Path, on_death: Callable[[str], None] | None = None) -> None:
+        """`on_death` gets the reason whenever the worker is replaced."""
         self._checkpoint = load_checkpoint(artifacts)
         pool = load_built_deployment(artifacts).pools.vision
         side, hidden = self._checkpoint.image_size, self._checkpoint.hidden_size
@@ -47,7 +48,8 @@ class EncodeStage:
                 slots=2,
                 slot_bytes=_CALL_TILES * tile_bytes + 4096,
                 call_timeout_s=pool.timeout_ms / 1000,
-            )
+            ),
+            on_death=on_death,
         )
 
     def start(self) -> None:

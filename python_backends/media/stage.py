@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,8 @@ _Item = tuple[NDArray[np.uint8], float] | ServingError  # tiles of one image and
 class DecodeStage:
     """Owns the worker process; thread-safe."""
 
-    def __init__(self, name: str, artifacts: Path) -> None:
+    def __init__(self, name: str, artifacts: Path, on_death: Callable[[str], None] | None = None) -> None:
+        """`on_death` gets the reason whenever the worker is replaced."""
         deployment = load_built_deployment(artifacts)
         pool = deployment.pools.preprocess
         tile_size = load_checkpoint(artifacts).image_size
@@ -55,7 +56,8 @@ class DecodeStage:
                 slots=2,
                 slot_bytes=slot_bytes,
                 call_timeout_s=self._timeout_s,
-            )
+            ),
+            on_death=on_death,
         )
 
     def start(self) -> None:

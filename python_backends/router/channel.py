@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from python_backends.engines.protocol import HEARTBEAT_S, Finish, StepReport, Submission
+from python_backends.engines.protocol import HEARTBEAT_S, EngineLoad, Finish, StepReport, Submission
 from python_backends.errors import ServingError, unavailable, untagged
 from python_backends.router.stages import Stages
 
@@ -83,8 +83,10 @@ class Sequence:
 class DecoderChannel:
     """All traffic with one replica. Lives on one event loop; only the follower thread is elsewhere."""
 
-    def __init__(self, stages: Stages, replica: int) -> None:
+    def __init__(self, stages: Stages, replica: int, on_load: Callable[[int, EngineLoad], None]) -> None:
+        """`on_load` is called with the replica and its engine's figures after every step."""
         self.replica = replica
+        self._on_load = on_load
         self._stages = stages
         self._loop = asyncio.get_running_loop()
         self._calls = ThreadPoolExecutor(1, f"replica-{replica}")  # one call at a time: what waits goes together
@@ -169,6 +171,9 @@ class DecoderChannel:
 
     def _dispatch(self, report: StepReport) -> None:
         self._heard = time.monotonic()
+        load = report.load
+        if load is not None:
+            self._on_load(self.replica, load)
         start = 0
         ids, counts = report.request_ids.tolist(), report.token_counts.tolist()
         tokens, reasons, timing = report.tokens.tolist(), report.finish_reasons.tolist(), report.timing.tolist()

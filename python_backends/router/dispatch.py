@@ -22,6 +22,7 @@ class Dispatcher:
     def __init__(self, deployment: Deployment, checkpoint: Checkpoint, metrics: Metrics) -> None:
         self._metrics = metrics
         self._scheduler = Scheduler(scheduler_settings(deployment, checkpoint))
+        self.kv_usage = [0.0] * deployment.pools.text.replicas  # as each replica said last
         self._tickets: dict[int, Ticket] = {}
         self._ticker: asyncio.Task[None] | None = None
 
@@ -72,10 +73,15 @@ class Dispatcher:
 
     def _show(self) -> None:
         scheduler, record = self._scheduler, self._metrics.record
-        for modality, waiting in scheduler.waiting.items():
-            record(metrics.WAITING, waiting, modality=modality.value)
+        for modality in Modality:
+            tickets = [ticket for ticket in self._tickets.values() if ticket.job.modality is modality]
+            waiting = [ticket.job.prompt_tokens for ticket in tickets if ticket.waits]
+            record(metrics.WAITING, len(waiting), modality=modality.value)
+            record(metrics.PENDING_TOKENS, sum(waiting), modality=modality.value)
+            record(metrics.RUNNING_REQUESTS, len(tickets) - len(waiting), modality=modality.value)
         for replica, running in enumerate(scheduler.running):
             record(metrics.RUNNING, running, replica=str(replica))
+            record(metrics.KV_USAGE, self.kv_usage[replica], replica=str(replica))
             record(metrics.PREFILL_TOKENS, scheduler.prefill_tokens_in_flight[replica], replica=str(replica))
         record(metrics.ENCODE_TOKENS, sum(scheduler.encode_tokens_in_flight))
         record(metrics.ENCODE_BUDGET, scheduler.encode_budget_tokens)
@@ -87,9 +93,14 @@ class Ticket:
     def __init__(self, dispatcher: Dispatcher, job: Job) -> None:
         loop = asyncio.get_running_loop()
         self._dispatcher = dispatcher
-        self._job_id = job.job_id
+        self.job = job
         self._encode_turns: list[asyncio.Future[int]] = [loop.create_future() for _ in job.item_tokens]
         self._replica: asyncio.Future[int] = loop.create_future()
+
+    @property
+    def waits(self) -> bool:
+        """Whether no replica has it yet."""
+        return not self._replica.done()
 
     async def encode_turn(self, item: int) -> int:
         """Wait until this item may be encoded; gives the encoder endpoint."""
@@ -97,7 +108,7 @@ class Ticket:
 
     def encoded(self, item: int) -> None:
         """This item's visual tokens are there."""
-        self._dispatcher.encoded(self._job_id, item)
+        self._dispatcher.encoded(self.job.job_id, item)
 
     async def replica(self) -> int:
         """Wait until the request may be handed over; gives the replica, chosen with full information."""
@@ -105,11 +116,11 @@ class Ticket:
 
     def token(self) -> None:
         """Tokens have come."""
-        self._dispatcher.token(self._job_id)
+        self._dispatcher.token(self.job.job_id)
 
     def close(self) -> None:
         """The request is over: answered, refused or cancelled."""
-        self._dispatcher.ended(self._job_id)
+        self._dispatcher.ended(self.job.job_id)
 
     def wake(self, action: Action) -> None:
         """Called by the dispatcher."""

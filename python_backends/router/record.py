@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends import metrics
+from python_backends.errors import ServingError, Status
 from python_backends.metrics import Metrics
 from python_backends.router.answer import Answer
+from python_backends.router.refusals import refusal_reason
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,15 @@ class RequestRecord:
     visual_tokens: int = 0
     outcome: str = "ok"
     error: str | None = None
+    refusal: str | None = None  # the reason, when it was not taken on
     answer: Answer | None = None
+    admitted: bool = False
+
+    def fail(self, error: ServingError) -> None:
+        """The request ends with this error; it is a refusal when it was not admitted, or can't ever be answered."""
+        self.outcome, self.error = error.status.value, error.message
+        if error.status is Status.INVALID_ARG or (error.status is Status.UNAVAILABLE and not self.admitted):
+            self.refusal = refusal_reason(error)
 
     def write(self, total_ms: float) -> None:
         """One JSON line; no content of the request is in it."""
@@ -36,6 +46,8 @@ class RequestRecord:
     def count(self, to: Metrics) -> None:
         """Add this request to the metrics."""
         to.record(metrics.REQUESTS, 1, modality=self.modality, outcome=self.outcome)
+        if self.refusal is not None:
+            to.record(metrics.REFUSALS, 1, reason=self.refusal)
         answer = self.answer
         if answer is None or not answer.tokens:
             return

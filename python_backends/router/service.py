@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, load_built_deployment
 from python_backends.embeddings.pool import EmbeddingPool
-from python_backends.engines.protocol import Submission, VisualRows
+from python_backends.engines.protocol import EngineLoad, Submission, VisualRows
 from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
 from python_backends.media.limits import ImageLimits
-from python_backends.metrics import RETRIES, Metrics, Registry
+from python_backends.metrics import PREFIX_HITS, PREFIX_QUERIES, RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
 from python_backends.router.channel import DecoderChannel, new_request_id
 from python_backends.router.dispatch import Dispatcher, Ticket
@@ -68,7 +68,8 @@ class Router:
         Every way it can end is an answer to the client.
         """
         if self._watch is None:
-            self._channels = [DecoderChannel(self._stages, i) for i in range(self._deployment.pools.text.replicas)]
+            replicas = range(self._deployment.pools.text.replicas)
+            self._channels = [DecoderChannel(self._stages, i, self._note_load) for i in replicas]
             self._watch = asyncio.create_task(self._watch_clients())
         task = asyncio.create_task(self._serve(arrays, parameters, client))
         self._active[task] = client
@@ -121,6 +122,7 @@ class Router:
             assembler = TextAssembler(self._tokenizer, request.sampling.stop)
             record.answer = answer = Answer(request, prompt, assembler, client, self._outbox, begin=begin)
             ticket = self._dispatcher.arrive(self._job(images, modality, urgency, prompt, max_tokens))
+            record.admitted = True
             try:
                 answer.encoded(await images.embed(ticket))
                 channel = self._channels[await ticket.replica()]
@@ -157,6 +159,12 @@ class Router:
             ttft_slo_s=urgency.ttft_slo_s(getattr(self._deployment.scheduler.classes, modality.value).ttft_slo_ms),
             deadline_s=now + urgency.deadline_ms / 1e3 if urgency.deadline_ms else None,
         )
+
+    def _note_load(self, replica: int, load: EngineLoad) -> None:
+        self._dispatcher.kv_usage[replica] = load.kv_usage
+        if load.prompt_tokens:
+            self._metrics.record(PREFIX_QUERIES, load.prompt_tokens, replica=str(replica))
+            self._metrics.record(PREFIX_HITS, load.reused_tokens, replica=str(replica))
 
     def _shaped_by(self, artifacts: Path) -> bytes:
         """All beside an image's bytes that shapes its visual tokens, as far as it can change between builds."""
@@ -215,7 +223,7 @@ async def _in_time(urgency: Urgency, answer: Coroutine[Any, Any, None]) -> None:
 
 
 def _fail(client: Client, error: ServingError, record: RequestRecord) -> None:
-    record.outcome, record.error = error.status.value, error.message
+    record.fail(error)
     client.fail(error)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.engines.protocol import Finish, StepReport, submissions_from_tensors
+from python_backends.engines.protocol import EngineLoad, Finish, StepReport, submissions_from_tensors
 
 Arrays = list[NDArray[Any]]
 
@@ -59,4 +59,5 @@ class FakeLlm:
             np.array(tokens, np.int32),
             np.array(finish, np.uint8),
             np.zeros(2 * count, np.float32),
+            EngineLoad(kv_usage=0.5).array(),
         )

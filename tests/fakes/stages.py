@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from python_backends.embeddings.region import PoolReader
-from python_backends.engines.protocol import NO_NEWS, VISUAL_TOKEN, Finish, StepReport, Submission
+from python_backends.engines.protocol import NO_NEWS, VISUAL_TOKEN, EngineLoad, Finish, StepReport, Submission
 from python_backends.errors import ServingError, invalid
 from python_backends.router.stages import Embedding
 
@@ -94,6 +94,7 @@ class FakeStages:
                 np.array(tokens, np.int32),
                 np.array([finish], np.uint8),
                 np.array([0.5, 1.5], np.float32),
+                EngineLoad(kv_usage=0.25, prompt_tokens=6, reused_tokens=2).array(),
             )
         )
 

@@ -12,7 +12,8 @@ from python_backends.media.stage import DecodeStage
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
-        self._stage = DecodeStage(args["model_name"], triton_io.artifacts_folder(args))
+        name = args["model_name"]
+        self._stage = DecodeStage(name, triton_io.artifacts_folder(args), triton_io.restart_counter(name))
         self._stage.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:

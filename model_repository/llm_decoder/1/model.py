@@ -42,6 +42,7 @@ class TritonPythonModel:
             artifacts,
             load_built_deployment(artifacts),
             "python_backends.engines.llm_openvino:LlmEngine",
+            triton_io.restart_counter(args["model_name"]),
         )
         self._replica.start()
         self._calls = ThreadPoolExecutor(2, "calls")  # a call waits for the running step: never inside execute

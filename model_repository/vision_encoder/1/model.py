@@ -12,7 +12,8 @@ from python_backends.errors import ServingError
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
-        self._stage = EncodeStage(args["model_name"], triton_io.artifacts_folder(args))
+        name = args["model_name"]
+        self._stage = EncodeStage(name, triton_io.artifacts_folder(args), triton_io.restart_counter(name))
         self._stage.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
