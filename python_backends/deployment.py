@@ -100,7 +100,8 @@ class SchedulerSection(_Section):
 class Cache(_Section):
     """What is kept to be used again."""
 
-    encoder_mb: int = Field(64, ge=0)  # visual tokens of images seen before, oldest out first; 0: none
+    # the embedding pool: visual tokens of running requests and of images seen before, oldest out first; 0: none
+    encoder_mb: int = Field(64, ge=0)
 
 
 class Limits(_Section):

@@ -52,6 +52,7 @@ class VisualRows:
             target[places] = self.copied
 
 
+_NONE = np.zeros(0, np.float32)
 NO_VISUALS = VisualRows(np.zeros((0, 0), np.float16))
 
 
@@ -87,7 +88,7 @@ class StepReport:
     tokens: NDArray[np.int32]  # [sum of token_counts]
     finish_reasons: NDArray[np.uint8]  # [n] Finish
     timing: NDArray[np.float32]  # [2n] queue and prefill in ms, with a sequence's first token; else 0
-    engine: NDArray[np.float32]  # [3] see EngineLoad; [0] in a heartbeat
+    engine: NDArray[np.float32] = field(default_factory=lambda: _NONE)  # [3] see EngineLoad; [0] when it says nothing
     error: str = ""  # why sequences of this report ended with Finish.ERROR
 
     @property
@@ -99,10 +100,7 @@ class StepReport:
         return EngineLoad(usage, int(prompt), int(reused))
 
 
-_NONE = np.zeros(0, np.float32)
-NO_NEWS = StepReport(
-    np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8), _NONE, _NONE
-)
+NO_NEWS = StepReport(np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8), _NONE)
 
 
 def failure_report(request_ids: Sequence[int], reason: str) -> StepReport:
