@@ -52,6 +52,12 @@ class Dispatcher:
         if self._tickets.pop(job_id, None) is not None:
             self.do(self._scheduler.ended(job_id, time.monotonic()))
 
+    def note_kv_usage(self, replica: int, usage: float) -> None:
+        """A replica says so; shown with the next tick, at once when there will be none."""
+        self.kv_usage[replica] = usage
+        if not self._tickets:
+            self._metrics.record(metrics.KV_USAGE, usage, replica=str(replica))
+
     def do(self, actions: Sequence[Action]) -> None:
         """Wake those whose turn it is."""
         for action in actions:

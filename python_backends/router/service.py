@@ -161,7 +161,7 @@ class Router:
         )
 
     def _note_load(self, replica: int, load: EngineLoad) -> None:
-        self._dispatcher.kv_usage[replica] = load.kv_usage
+        self._dispatcher.note_kv_usage(replica, load.kv_usage)
         if load.prompt_tokens:
             self._metrics.record(PREFIX_QUERIES, load.prompt_tokens, replica=str(replica))
             self._metrics.record(PREFIX_HITS, load.reused_tokens, replica=str(replica))
