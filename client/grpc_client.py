@@ -13,12 +13,14 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.request import MODEL, AnswerBuilder, VlmRequest
+from client.request import MODEL, AnswerBuilder, VlmRequest, error_without_status
 from client.types import Answer, AsyncTextStream, TextStream, VlmError
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    # Channels of a process share connections and their waits; a new client must not wait for an older one's.
+    ("grpc.use_local_subchannel_pool", 1),
     # A channel that lost its server refuses at once until it has tried again; gRPC's own waits (1 s, then up to
     # 120 s) would outlast the attempts of a request.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -163,7 +165,7 @@ def from_message(message: Any) -> dict[str, Any]:
         VlmError: the response is an error of a server too old for statuses in streams.
     """
     if message.error_message:
-        raise VlmError("UNKNOWN", message.error_message)
+        raise error_without_status(message.error_message)
     response = message.infer_response
     values: dict[str, Any] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):

@@ -131,6 +131,17 @@ def _json(name: str, value: Any) -> str:
         raise VlmError("INVALID_ARGUMENT", f"{name}: {error}") from error
 
 
+def error_without_status(message: str) -> VlmError:
+    """An error that Triton sent as bare text, with its status where the text tells it.
+
+    Only who can't take a request now says when to come back; a model has no versions while its server starts or drains.
+    """
+    error = VlmError("UNAVAILABLE", message)
+    if error.retry_after_s is not None or "has no available versions" in message:
+        return error
+    return VlmError("UNKNOWN", message)
+
+
 class AnswerBuilder:
     """Puts the responses of one request together."""
 

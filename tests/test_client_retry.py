@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import Answer, AsyncVlmClient, RetryPolicy, VlmClient, VlmError
-from client.request import VlmRequest
+from client.request import VlmRequest, error_without_status
 from client.retry import Attempts
 from client.serving.server import Endpoints, Server
 from tests.conftest import echo_output, free_ports
@@ -78,6 +78,18 @@ def test_later_attempts_have_only_the_time_that_is_left():
 def test_a_policy_without_sense_is_refused(policy):
     with pytest.raises(VlmError, match=next(iter(policy))):
         RetryPolicy(**policy)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("Request for unknown model: 'vlm' has no available versions", "UNAVAILABLE"),  # it drains
+        ("64 requests wait already; retry in 2 s", "UNAVAILABLE"),
+        ("Request for unknown model: 'vlm' is not found", "UNKNOWN"),
+    ],
+)
+def test_an_error_without_status_is_tried_again_where_its_text_says_that_it_passes(text, status):
+    assert error_without_status(text).status == status
 
 
 Ask = Callable[[str], Answer]
@@ -178,5 +190,5 @@ def test_a_request_waits_for_a_server_that_starts(tmp_path, scheme):
     asking = threading.Thread(target=ask)
     asking.start()
     with server:
-        asking.join(30)
+        asking.join(40)
     assert answers[0].text.startswith("Hello")
