@@ -22,13 +22,21 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 install: $(VENV)/.installed ## make the virtual environment with pinned dependencies
 
+# What the playground is tested in: a Chromium on PATH, else Playwright's download, else Debian's package.
+$(VENV)/.browser: $(VENV)/.installed
+	@$(BIN)/python -m tests.browser || $(BIN)/playwright install chromium-headless-shell || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; } || \
+	  { echo "the playground's tests need Chromium: install the package chromium"; exit 1; }
+	touch $@
+
 demo: install ## serve the demo model, ask it five questions, stop
 	$(BIN)/tvlm demo --deployment $(DEPLOYMENT)
 
 serve: install ## serve the demo model until Ctrl-C
 	$(BIN)/tvlm serve --deployment $(DEPLOYMENT)
 
-test: install lint ## lint, type check, all tests
+test: install lint $(VENV)/.browser ## lint, type check, all tests
 	$(BIN)/python -m pytest
 
 lint: install ## ruff and mypy --strict

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from gateway import routes
+from gateway import playground, routes
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.record import Recorder, record_of
@@ -41,6 +41,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     )
     app.state.gateway = gateway
     app.include_router(routes.router)
+    app.include_router(playground.router)
     app.add_exception_handler(ApiError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_http_error)

@@ -3,7 +3,7 @@
 text_input "fail CODE ..." is refused with that Triton error code; "busy N ..." is refused with UNAVAILABLE and the rest
 as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "seen ..." answers how often
 the rest was asked; "forever" streams until it is cancelled; "cancellations" answers how often that happened;
-everything else is echoed.
+everything else is echoed. In `messages` the last one's text counts when it begins with such a word.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from collections import Counter
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+COMMANDS = ("fail", "busy", "break", "seen", "forever", "cancellations")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -29,7 +30,7 @@ class TritonPythonModel:
 
     def _answer(self, request):
         sender = request.get_response_sender()
-        text = _text(request, "text_input") or _text(request, "messages")
+        text = _text(request, "text_input") or _command(_text(request, "messages"))
         kind, _, rest = text.partition(" ")
         self.seen[text] += 1
         if kind == "fail":
@@ -58,6 +59,13 @@ class TritonPythonModel:
                 text_output=pieces[-1], finish_reason="stop", num_input_tokens=7, num_output_tokens=3, timing=timing
             )
             sender.send(last, flags=FINAL)
+
+
+def _command(messages):
+    """The command that the last message's text is, else all messages."""
+    content = json.loads(messages)[-1]["content"]
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return text if text.split(" ")[0] in COMMANDS else messages
 
 
 def _refusal(message, code="UNAVAILABLE"):
