@@ -16,6 +16,7 @@ from rich.console import Console
 
 from client.serving.errors import ServeError
 from client.serving.ports import choose_ports
+from client.status.command import status
 from client.types import VlmError
 from gateway.command import gateway
 from gateway.settings import SettingsError
@@ -120,6 +121,7 @@ def serve(
 
 
 app.command()(gateway)
+app.command()(status)
 
 
 @app.command()
