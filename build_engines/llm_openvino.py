@@ -19,6 +19,7 @@ import openvino_genai as genai
 from openvino import opset13 as ops
 
 from build_engines.errors import BuildError
+from build_engines.gguf_minimums import restore_minimums
 
 _TOKENIZER_FILES = [f"openvino_{part}.{suffix}" for part in ("tokenizer", "detokenizer") for suffix in ("xml", "bin")]
 
@@ -32,6 +33,7 @@ def build_llm(gguf: Path, output: Path) -> None:
     output.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         model = _read_gguf(gguf, Path(scratch))
+        restore_minimums(model, gguf)
         hidden_size = _split_embedding(model, output)
         for name in _TOKENIZER_FILES:  # unused for embeddings, but GenAI refuses a folder without them
             shutil.copyfile(Path(scratch) / name, output / name)
@@ -105,4 +107,4 @@ def _redirect(old: Any, new: Any) -> None:
 
 
 def _save(model: Any, path: Path) -> None:
-    ov.save_model(model, path, compress_to_fp16=False)  # weights stay as the GGUF has them
+    ov.save_model(model, path, compress_to_fp16=False)  # weights stay compressed as they are

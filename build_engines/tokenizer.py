@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf import GGUFReader, TokenType
+from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from build_engines.errors import BuildError
 from build_engines.facts import IMAGE_TOKEN
+from build_engines.gguf_reader import PlainReader
 
 # What `tokenizer.ggml.pre` names is code in llama.cpp, not data: SmolLM's splits off every digit, the rest is GPT-2's.
 _KNOWN_PRE_TOKENIZER = ("gpt2", "smollm")
@@ -28,7 +28,7 @@ def read_tokenizer(gguf: Path, extra_special: list[str]) -> Tokenizer:
     Raises:
         BuildError: the file's tokenizer is not a byte-level BPE of the SmolLM family.
     """
-    reader = _PlainReader(gguf)
+    reader = PlainReader(gguf)
     model, pre = (str(_field(reader, f"tokenizer.ggml.{name}")) for name in ("model", "pre"))
     if (model, pre) != _KNOWN_PRE_TOKENIZER:
         raise BuildError(f"{gguf.name}: tokenizer {model!r} with pre-tokenizer {pre!r} is not 'gpt2' with 'smollm'")
@@ -44,18 +44,6 @@ def read_tokenizer(gguf: Path, extra_special: list[str]) -> Tokenizer:
     control = [token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.CONTROL]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control + extra_special])
     return tokenizer
-
-
-class _PlainReader(GGUFReader):
-    """GGUFReader on a plain array instead of its numpy.memmap, of which 100,000 tiny slices cost seconds."""
-
-    @property
-    def data(self) -> Any:
-        return self._plain
-
-    @data.setter
-    def data(self, mapped: Any) -> None:
-        self._plain = np.asarray(mapped)
 
 
 def _field(reader: Any, name: str) -> Any:

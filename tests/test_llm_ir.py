@@ -1,8 +1,6 @@
-"""The LLM that takes embeddings gives the tokens of the GGUF that takes ids."""
+"""The LLM that takes embeddings: prompts in chunks, cancelling. Its tokens: tests/test_golden.py."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -27,13 +25,9 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    gguf = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    gguf.symlink_to(locate_gguf())
-    return tokens_of(
-        genai.ContinuousBatchingPipeline(gguf, scheduler(256), "CPU", EXACT),
-        [np.array([prompt], np.int64) for prompt in prompts],
-    )
+def expected(prompts: list[list[int]]) -> list[list[int]]:
+    whole = genai.ContinuousBatchingPipeline(llm(), scheduler(256), "CPU", EXACT)
+    return tokens_of(whole, [embed(prompt) for prompt in prompts])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +51,7 @@ def embed(prompt: list[int]) -> NDArray[np.float32]:
     return np.array(model([np.array([prompt], np.int64)])[0])
 
 
-def tokens_of(pipeline: genai.ContinuousBatchingPipeline, inputs: Sequence[NDArray[Any]]) -> list[list[int]]:
+def tokens_of(pipeline: genai.ContinuousBatchingPipeline, inputs: list[NDArray[np.float32]]) -> list[list[int]]:
     config = genai.GenerationConfig(max_new_tokens=NEW_TOKENS)
     handles = [pipeline.add_request(i, ov.Tensor(array), config) for i, array in enumerate(inputs)]
     while pipeline.has_non_finished_requests():
