@@ -44,6 +44,7 @@ class VisionPool(_Section):
     queue_delay_ms: float = Field(2.0, ge=0, le=1000)  # long enough for the images of one request to meet
     precision: Literal["auto", "f32", "bf16"] = "auto"  # auto: bf16 where the CPU has AMX, else f32
     threads: int = Field(0, ge=0, le=256)  # 0: all cores
+    nice: int = Field(0, ge=0, le=19)  # over 0: encode takes only the CPU time that the token loop leaves
     timeout_ms: int = Field(30_000, ge=100)
 
 

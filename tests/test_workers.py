@@ -40,6 +40,11 @@ def test_call_carries_arrays_and_meta_both_ways() -> None:
             np.testing.assert_array_equal(got, sent * 2)
 
 
+def test_worker_yields_to_others_as_it_is_told() -> None:
+    with worker(nice=7) as stage:
+        assert stage.call("double").meta["nice"] == os.nice(0) + 7
+
+
 @pytest.mark.parametrize("misdeed", ["die", "freeze"])
 def test_worker_that_dies_or_freezes_fails_its_call_and_comes_back(misdeed: str) -> None:
     deaths = threading.Semaphore(0)

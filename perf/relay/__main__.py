@@ -28,11 +28,9 @@ from client.request import make_request
 from client.serving.compose import compose
 from client.serving.ports import choose_ports
 from client.serving.server import Server
-from perf.relay.fake_engine import STEP_MS_VARIABLE
+from perf.fake_engine import STEP_MS_VARIABLE, copy_with_fake_engine
 
 HERE = Path(__file__).parent
-ENGINE = "python_backends.engines.llm_openvino:LlmEngine"
-FAKE = "perf.relay.fake_engine:FakeEngine"
 _CALL = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
@@ -48,19 +46,12 @@ class Rate:
 def compose_bench(output: Path, console: Console) -> Path:
     """A repository of the three models, with the router as it is served and the fake engine behind it."""
     compose(HERE / "deployment.yaml", output / "router", console, force=False)
-    bench = output / "bench"
-    shutil.rmtree(bench, ignore_errors=True)
+    bench = copy_with_fake_engine(output / "router", output / "bench")
     models = bench / "model_repository"
-    models.mkdir(parents=True)
-    (bench / "artifacts").symlink_to((output / "router" / "artifacts").resolve())
-    for name in ("vlm", "llm_decoder_0"):
-        shutil.copytree(output / "router" / "model_repository" / name, models / name)
+    for name in ("image_decode", "vision_encoder", "image_embedding"):
+        shutil.rmtree(models / name)
     for name in ("direct", "bls_relay"):
         shutil.copytree(HERE / "models" / name, models / name, ignore=shutil.ignore_patterns("__pycache__"))
-    decoder = models / "llm_decoder_0" / "1" / "model.py"
-    source = decoder.read_text()
-    assert ENGINE in source
-    decoder.write_text(source.replace(ENGINE, FAKE))
     return bench
 
 

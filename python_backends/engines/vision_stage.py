@@ -48,6 +48,7 @@ class EncodeStage:
                 slots=2,
                 slot_bytes=_CALL_TILES * tile_bytes + 4096,
                 call_timeout_s=pool.timeout_ms / 1000,
+                nice=pool.nice,
             ),
             on_death=on_death,
         )

@@ -65,6 +65,7 @@ def main(socket_fd: int, memory_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the parent's to handle
     connection = Connection(socket_fd)
     start: Start = connection.recv()
+    os.nice(start.nice)  # before any thread is made: they inherit it
     memory = SlotMemory(memory_fd, start.slots, start.slot_bytes)
     try:
         module, _, name = start.target.partition(":")

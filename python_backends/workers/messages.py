@@ -18,6 +18,7 @@ class Start:
     slots: int
     slot_bytes: int
     heartbeat_s: float
+    nice: int = 0
 
 
 @dataclass(frozen=True)

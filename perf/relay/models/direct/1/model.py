@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from perf.relay.fake_engine import FakeEngine
+from perf.fake_engine import FakeEngine
 from python_backends import triton_io
 from python_backends.engines.protocol import Finish
 
@@ -34,7 +34,7 @@ class TritonPythonModel:
                 max_tokens, sender = self._new.get()
                 number = next(numbers)
                 senders[number] = sender
-                self._engine.add(number, max_tokens)
+                self._engine.add(number, max_tokens, 0)
             report = self._engine.step()
             tokens, reasons = report.tokens.tolist(), report.finish_reasons.tolist()
             for i, number in enumerate(report.request_ids.tolist()):

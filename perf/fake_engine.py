@@ -1,14 +1,17 @@
 """A fake LLM engine: no model, only the traffic of one.
 
 It stands in for a GPU engine that is faster than anything this machine has: every step brings one token for each
-running sequence, at once or at the pace of FAKE_ENGINE_STEP_MS.
+running sequence, at once or at the pace of FAKE_ENGINE_STEP_MS. A token tells its position in the context, so that a
+sequence which goes on elsewhere must go on with the same tokens.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +22,16 @@ from python_backends.engines.protocol import Finish, StepReport, submissions_fro
 STEP_MS_VARIABLE = "FAKE_ENGINE_STEP_MS"
 FIRST_TOKEN_ID, TOKEN_IDS = 1000, 1000  # plain words in any tokenizer of this size
 
+_REAL = "python_backends.engines.llm_openvino:LlmEngine"
+_FAKE = "perf.fake_engine:FakeEngine"
+
 Arrays = list[NDArray[Any]]
 
 
 @dataclass(slots=True)
 class _Running:
-    limit: int
-    made: int = 0
+    position: int  # in the context: prompt and answer
+    end: int
 
 
 class FakeEngine:
@@ -44,17 +50,17 @@ class FakeEngine:
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
         """`submit` and `cancel` as every engine; anything else answers with the figures."""
         if op == "submit":
-            for submission in submissions_from_tensors(dict(zip(meta["names"], arrays, strict=True)), meta["sampling"]):
-                self.add(submission.request_id, submission.sampling.max_tokens or 1)
+            for s in submissions_from_tensors(dict(zip(meta["names"], arrays, strict=True)), meta["sampling"]):
+                self.add(s.request_id, s.sampling.max_tokens or 1, len(s.tokens))
             return [], {"refused": {}}
         if op == "cancel":
             for request_id in arrays[0].tolist():
                 self._running.pop(request_id, None)
         return [], {"running": len(self._running), "kv_usage": 0.0, "kv_bytes": 0}
 
-    def add(self, request_id: int, tokens: int) -> None:
-        """Run a sequence of so many tokens."""
-        self._running[request_id] = _Running(tokens)
+    def add(self, request_id: int, tokens: int, prompt: int) -> None:
+        """Run a sequence of so many tokens after a prompt of so many."""
+        self._running[request_id] = _Running(prompt, prompt + tokens)
 
     def step(self) -> StepReport:
         """One token for every sequence."""
@@ -65,10 +71,11 @@ class FakeEngine:
         ids, tokens, finish = [], [], []
         for request_id, sequence in list(self._running.items()):
             ids.append(request_id)
-            tokens.append(FIRST_TOKEN_ID + sequence.made % TOKEN_IDS)
-            sequence.made += 1
-            finish.append(Finish.LENGTH if sequence.made == sequence.limit else Finish.RUNNING)
-            if sequence.made == sequence.limit:
+            tokens.append(FIRST_TOKEN_ID + sequence.position % TOKEN_IDS)
+            sequence.position += 1
+            done = sequence.position == sequence.end
+            finish.append(Finish.LENGTH if done else Finish.RUNNING)
+            if done:
                 del self._running[request_id]
         count = len(ids)
         return StepReport(
@@ -78,3 +85,18 @@ class FakeEngine:
             np.array(finish, np.uint8),
             np.zeros(2 * count, np.float32),
         )
+
+
+def copy_with_fake_engine(composed: Path, target: Path) -> Path:
+    """A composed deployment again, in the folder `target`, with this engine in the place of the real one."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    (target / "artifacts").symlink_to((composed / "artifacts").resolve())
+    models = target / "model_repository"
+    shutil.copytree(composed / "model_repository", models)
+    for model in models.glob("llm_decoder_*/1/model.py"):
+        source = model.read_text()
+        if _REAL not in source:
+            raise ValueError(f"{model} does not name {_REAL}")
+        model.write_text(source.replace(_REAL, _FAKE))
+    return target

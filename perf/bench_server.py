@@ -1,0 +1,32 @@
+"""The server that chaos and soak run against: a deployment as it is served, with its own engine or the fake one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from client.serving.compose import compose
+from client.serving.ports import choose_ports
+from client.serving.server import Server
+from perf.fake_engine import STEP_MS_VARIABLE, copy_with_fake_engine
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which deployment, and which engine."""
+    parser.add_argument("--deployment", type=Path, default=Path("deployments/demo-cpu.yaml"))
+    parser.add_argument("--output", type=Path, default=Path("build/demo-cpu"))
+    parser.add_argument("--engine", choices=("real", "fake"), default="real", help="fake: no model, only its traffic")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="pace of the fake engine")
+
+
+def fresh_server(options: argparse.Namespace) -> Server:
+    """A server that remembers nothing, not started yet."""
+    compose(options.deployment, options.output, Console(), force=False)
+    output = options.output
+    if options.engine == "fake":
+        os.environ[STEP_MS_VARIABLE] = str(options.step_ms)
+        output = copy_with_fake_engine(output, output.with_name(f"{output.name}-fake"))
+    return Server(output, choose_ports("127.0.0.1"))

@@ -1,0 +1,1 @@
+"""What a burst of pictures does to text: the served product beside a monolith."""
