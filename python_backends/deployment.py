@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from python_backends.validation import explain
 
@@ -55,11 +55,21 @@ class TextPool(_Section):
     replicas: int = Field(1, ge=1, le=64)  # each one its own Triton model: llm_decoder_0, llm_decoder_1, ...
     max_running: int = Field(32, ge=1, le=1024)  # sequences in the token loop at a time
     prefill_tokens: int = Field(256, ge=16)  # prompt tokens in one step: bounds the gap that a prefill makes
+    # prompts longer than this are prefilled in slices of it, so that a short one waits for a slice and not for the
+    # whole of a long one; whole KV blocks of 32 tokens; needs prefix_caching; 0: never
+    prefill_slice_tokens: int = Field(0, ge=0, multiple_of=32)
     kv_cache_mb: int = Field(512, ge=16)
     prefix_caching: bool = True
     precision: Literal["f32", "bf16"] = "f32"  # f32: greedy tokens match the reference
     threads: int = Field(0, ge=0, le=256)  # 0: all cores
     stall_timeout_ms: int = Field(30_000, ge=1000)  # a step that takes longer is a hung worker
+
+    @field_validator("prefix_caching")
+    @classmethod
+    def _slices_need_it(cls, value: bool, info: ValidationInfo) -> bool:
+        if not value and info.data.get("prefill_slice_tokens"):
+            raise ValueError("must be true while prefill_slice_tokens is set: a slice is found in the prefix cache")
+        return value
 
 
 class Pools(_Section):

@@ -6,6 +6,7 @@ of `step`.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Sequence
@@ -31,24 +32,38 @@ from python_backends.engines.protocol import (
     VisualRows,
     submissions_from_tensors,
 )
+from python_backends.engines.slices import PrefillSlices
 from python_backends.errors import ServingError, invalid, tagged
 from python_backends.sampling import SamplingParams
 
 Arrays = list[NDArray[Any]]
 
 KV_BLOCK_TOKENS = 32  # OpenVINO's block size on CPUs
+_FIRST_SLICE_ID = 1 << 63  # beyond every request's
 
 _FINISH = {genai.GenerationFinishReason.STOP: Finish.STOP, genai.GenerationFinishReason.LENGTH: Finish.LENGTH}
 
 
 @dataclass
 class _Sequence:
-    handle: Any
+    handle: Any  # None while its prompt is prefilled in slices
+    sampling: SamplingParams
     submitted_s: float
     scheduled_s: float | None = None  # begin of the first step that could take it up
     started: bool = False  # its first token is out
     cancelled: bool = False
     reason: Finish = Finish.RUNNING  # as of the last token read
+
+
+class _Slice:
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def is_done(self) -> bool:
+        return bool(self._handle.get_status() != genai.GenerationStatus.RUNNING)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
 
 
 class LlmEngine:
@@ -69,6 +84,8 @@ class LlmEngine:
         self._prefixes = PrefixAccount(kv_blocks, KV_BLOCK_TOKENS)
         self._prompt_tokens = self._reused_tokens = 0  # since the last report
         self._sequences: dict[int, _Sequence] = {}
+        self._slices = PrefillSlices(pool.prefill_slice_tokens, self._start_slice)
+        self._slice_ids = itertools.count(_FIRST_SLICE_ID)
         self._warm_up()
         self._prompt_tokens = self._reused_tokens = 0
 
@@ -97,7 +114,12 @@ class LlmEngine:
         begin = time.monotonic()
         for sequence in self._sequences.values():
             sequence.scheduled_s = sequence.scheduled_s or begin
-        self._pipeline.step()
+        ready = self._slices.next_ready()
+        if ready is not None:
+            sequence = self._sequences[ready[0]]
+            sequence.handle = self._start(*ready, sequence.sampling)
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
         return self._collect(time.monotonic())
 
     def _submit_all(self, tensors: dict[str, NDArray[Any]], sampling: list[str], pool: str) -> dict[int, str]:
@@ -134,20 +156,31 @@ class LlmEngine:
 
     def _submit(self, submission: Submission) -> None:
         embeddings = self._embeddings(submission.tokens, submission.visuals)
-        handle = self._pipeline.add_request(
-            submission.request_id,
-            ov.Tensor(embeddings),
-            _generation_config(submission.sampling, self._checkpoint.eos_token_ids),
-        )
-        self._sequences[submission.request_id] = _Sequence(handle, time.monotonic())
+        request_id, handle = submission.request_id, None
+        if self._slices.takes(len(submission.tokens)):
+            self._slices.add(request_id, embeddings)
+        else:
+            handle = self._start(request_id, embeddings, submission.sampling)
+        self._sequences[request_id] = _Sequence(handle, submission.sampling, time.monotonic())
         self._prompt_tokens += embeddings.shape[1]
         self._reused_tokens += self._prefixes.enter(embeddings[0])
+
+    def _start(self, request_id: int, embeddings: NDArray[np.float32], sampling: SamplingParams) -> Any:
+        config = _generation_config(sampling, self._checkpoint.eos_token_ids)
+        return self._pipeline.add_request(request_id, ov.Tensor(embeddings), config)
+
+    def _start_slice(self, embeddings: NDArray[np.float32]) -> _Slice:
+        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+        return _Slice(self._start(next(self._slice_ids), np.ascontiguousarray(embeddings), sampling))
 
     def _cancel(self, request_id: int) -> None:
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             sequence.cancelled = True
-            sequence.handle.cancel()
+            if sequence.handle is None:
+                self._slices.cancel(request_id)
+            else:
+                sequence.handle.cancel()
 
     def _embeddings(self, tokens: NDArray[np.int32], visuals: VisualRows) -> NDArray[np.float32]:
         """Prompt embeddings [1, tokens, hidden]: text rows looked up, visual rows in their places (ServingError)."""
@@ -278,7 +311,7 @@ def _generation_config(sampling: SamplingParams, eos_token_ids: Sequence[int]) -
 def _read(sequence: _Sequence) -> list[int]:
     """The tokens that are there, without waiting for more."""
     tokens: list[int] = []
-    while not sequence.cancelled and sequence.handle.can_read():
+    while sequence.handle is not None and not sequence.cancelled and sequence.handle.can_read():
         outputs = sequence.handle.read()
         if not outputs:
             break  # ignored by the scheduler
@@ -289,9 +322,11 @@ def _read(sequence: _Sequence) -> list[int]:
 
 
 def _finish_reason(sequence: _Sequence) -> Finish:
-    status = sequence.handle.get_status()
     if sequence.cancelled:
         return Finish.CANCELLED
+    if sequence.handle is None:
+        return Finish.RUNNING
+    status = sequence.handle.get_status()
     if status == genai.GenerationStatus.RUNNING:
         return Finish.RUNNING
     if status == genai.GenerationStatus.FINISHED and sequence.reason is not Finish.RUNNING:
