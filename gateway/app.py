@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway import playground, routes
+from gateway.documents import name_models
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.record import Recorder, record_of
@@ -53,6 +54,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
             expose_headers=["x-request-id", "Retry-After"],
         )
+    name_models(app.openapi(), settings.model_names)  # the document is made once
     app.add_middleware(Recorder, metrics=gateway.metrics)
     return app
 

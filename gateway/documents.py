@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -43,6 +44,15 @@ def body_of(kind: type[BaseModel]) -> dict[str, Any]:
     """The request body: read by the routes themselves, after the key and the limits were looked at."""
     schema = kind.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
+
+
+def name_models(document: dict[str, Any], names: Sequence[str]) -> None:
+    """Say in an OpenAPI document which models there are."""
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            if path.startswith("/v1/") and "requestBody" in operation:
+                schema = operation["requestBody"]["content"]["application/json"]["schema"]
+                schema["properties"]["model"] = {"type": "string", "enum": list(names)}
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

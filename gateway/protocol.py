@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.settings import GatewaySettings
 
 _LINGER_S = 5.0
+_HEADER_OVERHEAD = 32  # bytes that one more header costs, as HTTP/2 counts them
 
 
 def protocol_class(settings: GatewaySettings) -> type[HttpToolsProtocol]:
@@ -76,7 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + _HEADER_OVERHEAD)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

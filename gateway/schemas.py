@@ -42,6 +42,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_StopStrings = Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
 def _as_list(value: object) -> object:
@@ -100,7 +101,7 @@ class GenerationRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    stop: Annotated[list[_StopString] | None, BeforeValidator(_as_list), Field(max_length=MAX_STOP_STRINGS)] = None
+    stop: Annotated[_StopStrings | None, BeforeValidator(_as_list)] = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

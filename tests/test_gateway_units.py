@@ -61,6 +61,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(field: str, val
     "fields",
     [
         {"n": 1, "tools": [], "tool_choice": "none", "logprobs": False, "response_format": {"type": "text"}},
+        {"stop": None, "seed": None, "max_tokens": None, "temperature": None, "stream_options": None},
         {"tools": None, "logit_bias": {}, "modalities": ["text"]},
         {"user": "me", "metadata": {"a": "b"}, "store": True, "parallel_tool_calls": True, "something": [1]},
     ],

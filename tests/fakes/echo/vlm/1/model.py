@@ -2,8 +2,9 @@
 
 text_input "fail CODE ..." is refused with that Triton error code; "busy N ..." is refused with UNAVAILABLE and the rest
 as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "seen ..." answers how often
-the rest was asked; "forever" streams until it is cancelled; "cancellations" answers how often that happened;
-everything else is echoed. In `messages` the last one's text counts when it begins with such a word.
+the rest was asked; "forever" streams until it is cancelled, "flood" long pieces; "cancellations" answers how often that
+happened; "wait MS" answers after a while; "count N MS" streams the numbers below N with a pause between; everything
+else is echoed. In `messages` the last one's text counts when it begins with such a word.
 """
 
 import hashlib
@@ -41,13 +42,21 @@ class TritonPythonModel:
         elif kind == "break":
             sender.send(_response(text_output="a piece"))
             sender.send(_refusal(rest), flags=FINAL)
-        elif text == "forever":
+        elif text in ("forever", "flood"):
             while not sender.is_cancelled():
-                sender.send(_response(text_output="again "))
+                sender.send(_response(text_output="again " if text == "forever" else "again " * 4096))
                 time.sleep(0.01)
             self.cancellations += 1
             sender.send(flags=FINAL)
+        elif kind == "count":
+            count, pause_ms = map(int, rest.split(" ")[:2])
+            for number in range(count):
+                sender.send(_response(text_output=f"{number} "))
+                time.sleep(pause_ms / 1e3)
+            sender.send(_response(text_output="", finish_reason="stop"), flags=FINAL)
         else:
+            if kind == "wait":
+                time.sleep(int(rest.split(" ")[0]) / 1e3)
             figures = {"cancellations": self.cancellations, "seen": self.seen[rest]}
             answer = str(figures[kind]) if kind in figures else _echo(request, text)
             words = answer.split(" ")
