@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from client.api import parse_url
@@ -20,6 +21,7 @@ CHECK_S = 1.0  # between two looks at a server
 CHECK_TIMEOUT_S = 3.0
 SILENT_CHECKS = 3  # a busy server may be late; one that misses so many is lost
 _WARM_S = 120.0
+_DEADLINE_MARGIN_S = 5.0
 
 
 class Health(Enum):
@@ -48,9 +50,13 @@ class Server:
         """Calls in it now."""
         return len(self._calls)
 
-    def call(self, asked: Asked) -> Call:
-        """Send a request to this server."""
-        return Call(self, self._transport.stream(asked.request), asked.tokens, self._calls)
+    def call(self, asked: Asked, left_s: float) -> Call:
+        """Send a request to this server; the answer must be complete in `left_s` seconds."""
+        # gRPC's own deadline comes later: grpc.aio turns one that passes while it sends into an INTERNAL error
+        request = replace(asked.request, timeout_s=left_s + _DEADLINE_MARGIN_S)
+        call = Call(self, self._transport.stream(request), asked.tokens, self._calls)
+        call.give_up_after(left_s)
+        return call
 
     def suspect(self) -> None:
         """Something failed there: look at once."""
@@ -95,7 +101,7 @@ class Server:
         self._become(Health.LOST, reason)
         self._warm = False
         for call in tuple(self._calls):
-            call.give_up()
+            call.give_up(VlmError("UNAVAILABLE", "the server that worked on the answer is gone"))
 
     def _become(self, health: Health, reason: str = "") -> None:
         if health is not self.health:
@@ -111,7 +117,9 @@ class Call:
         self._stream = stream
         self._tokens = tokens
         self._calls = calls
-        self._giving_up: asyncio.Task[None] | None = None
+        self._given_up: VlmError | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         server.pending_tokens += tokens
         calls.add(self)
 
@@ -125,20 +133,39 @@ class Call:
         try:
             return await anext(self._stream, None)
         except asyncio.CancelledError:
-            if self._giving_up is not None:
-                raise VlmError("UNAVAILABLE", "the server that worked on the answer is gone") from None
+            if self._given_up is not None:
+                raise self._given_up from None
+            if not _is_own_cancellation():
+                raise VlmError("CANCELLED", "the server cancelled the request") from None
             raise
 
-    def give_up(self) -> None:
-        """The server is lost: whoever reads gets an error."""
-        self._giving_up = asyncio.create_task(self._stream.aclose())
+    def give_up(self, error: VlmError) -> None:
+        """Cancel it; whoever reads gets the error."""
+        self._given_up = error
+        self._closing = asyncio.create_task(self._stream.aclose())
+
+    def give_up_after(self, seconds: float) -> None:
+        """Its deadline."""
+        late = VlmError("DEADLINE_EXCEEDED", f"the answer was not complete within {seconds:.3g} s")
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.give_up, late)
 
     async def aclose(self) -> None:
         """Give back its share of the server."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self in self._calls:
             self._calls.remove(self)
             self.server.pending_tokens -= self._tokens
             await self._stream.aclose()
+
+
+def _is_own_cancellation() -> bool:
+    """Whether this task is cancelled. grpc.aio raises CancelledError for a call that its server cancelled, too.
+
+    Python 3.10 can't tell; there it counts as ours.
+    """
+    task = asyncio.current_task()
+    return not hasattr(task, "cancelling") or task is None or task.cancelling() > 0
 
 
 class Pool:
@@ -172,10 +199,12 @@ class Pool:
         left = [server for server in self.servers if server.health is Health.READY]
         if not left:
             raise VlmError("UNAVAILABLE", "no server is ready")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + asked.timeout_s
         while True:
             server = min(left, key=lambda server: server.pending_tokens)
             left.remove(server)
-            call = server.call(asked)
+            call = server.call(asked, max(0.0, deadline - loop.time()))
             try:
                 return call, await call.read()
             except VlmError as error:

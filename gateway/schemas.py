@@ -41,6 +41,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 
+_MAX_INT = (1 << 31) - 1  # what the engine counts with
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _StopStrings = Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)]
 
@@ -98,7 +99,7 @@ class GenerationRequest(BaseModel):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     stop: Annotated[_StopStrings | None, BeforeValidator(_as_list)] = None
@@ -106,14 +107,14 @@ class GenerationRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     # not OpenAI's: the model's own, under its names
-    top_k: int | None = Field(None, ge=-1)
-    min_tokens: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=-1, le=_MAX_INT)
+    min_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     ignore_eos: bool | None = None
     priority_class: Literal["interactive", "standard", "batch"] | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
-    ttft_slo_ms: int | None = Field(None, ge=1)
-    deadline_ms: int | None = Field(None, ge=1)
+    ttft_slo_ms: int | None = Field(None, ge=1, le=_MAX_INT)
+    deadline_ms: int | None = Field(None, ge=1, le=_MAX_INT)
 
     def check_supported(self) -> None:
         """Refuse what would change the answer and can't be done (ApiError, 400, naming the field)."""
@@ -132,7 +133,7 @@ class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)  # the newer name of max_tokens, and the one that holds
+    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT)  # OpenAI's newer name; it holds
 
 
 def _one_prompt(value: object) -> object:

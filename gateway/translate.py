@@ -36,6 +36,7 @@ class Asked:
 
     request: VlmRequest
     tokens: int
+    timeout_s: float  # for the whole answer
     image_fields: Sequence[str]  # where each image stood
 
 
@@ -54,9 +55,9 @@ def from_chat(body: ChatRequest, sources: Sequence[ImageSource], images: list[by
     """A chat; `images` are those of its `sources`, fetched."""
     messages = json.dumps([{"role": _ROLES.get(m.role, m.role), "content": _content(m.content)} for m in body.messages])
     limit = body.max_completion_tokens or body.max_tokens
-    request = VlmRequest(messages=messages, images=images, **_common(body, limit, timeout_s))
+    request = VlmRequest(messages=messages, images=images, **_common(body, limit))
     tokens = len(messages) // _CHARACTERS_A_TOKEN + len(images) * _TOKENS_AN_IMAGE + (limit or _USUAL_ANSWER)
-    return Asked(request, tokens, [source.field for source in sources])
+    return Asked(request, tokens, _timeout_s(body, timeout_s), [source.field for source in sources])
 
 
 def from_completion(body: CompletionRequest, timeout_s: float) -> Asked:
@@ -65,9 +66,10 @@ def from_completion(body: CompletionRequest, timeout_s: float) -> Asked:
         text=body.prompt,
         apply_chat_template=False,
         exclude_input_in_output=not body.echo,
-        **_common(body, body.max_tokens, timeout_s),
+        **_common(body, body.max_tokens),
     )
-    return Asked(request, len(body.prompt) // _CHARACTERS_A_TOKEN + (body.max_tokens or _USUAL_ANSWER), ())
+    tokens = len(body.prompt) // _CHARACTERS_A_TOKEN + (body.max_tokens or _USUAL_ANSWER)
+    return Asked(request, tokens, _timeout_s(body, timeout_s), ())
 
 
 def _content(content: str | list[Any]) -> str | list[dict[str, str]]:
@@ -76,7 +78,11 @@ def _content(content: str | list[Any]) -> str | list[dict[str, str]]:
     return [{"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in content]
 
 
-def _common(body: GenerationRequest, limit: int | None, timeout_s: float) -> dict[str, Any]:
+def _timeout_s(body: GenerationRequest, most_s: float) -> float:
+    return min(most_s, body.deadline_ms / 1e3) if body.deadline_ms else most_s
+
+
+def _common(body: GenerationRequest, limit: int | None) -> dict[str, Any]:
     sampling = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     if limit is not None:
         sampling["max_tokens"] = limit
@@ -86,7 +92,6 @@ def _common(body: GenerationRequest, limit: int | None, timeout_s: float) -> dic
         "stream": bool(body.stream),
         "sampling": json.dumps(sampling),
         "parameters": _parameters(body),
-        "timeout_s": min(timeout_s, body.deadline_ms / 1e3) if body.deadline_ms else timeout_s,
     }
 
 

@@ -25,7 +25,7 @@ class SamplingParams(BaseModel):
     min_tokens: int = Field(0, ge=0)
     temperature: float = Field(0.0, ge=0, le=2)  # 0: greedy; else at least MIN_TEMPERATURE
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)  # 0 and -1: all tokens
+    top_k: int = Field(0, ge=-1, lt=1 << 31)  # 0 and -1: all tokens
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     stop: tuple[StopString, ...] = Field((), max_length=MAX_STOP_STRINGS)
     ignore_eos: bool = False

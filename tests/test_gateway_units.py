@@ -84,6 +84,8 @@ def test_fields_that_change_nothing_are_ignored(fields: dict[str, Any]) -> None:
         ({"temperature": 2.5}, "temperature"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"top_p": 0}, "top_p"),
+        ({"top_k": 1 << 31}, "top_k"),
+        ({"deadline_ms": 1 << 70}, "deadline_ms"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": [""]}, "stop[0]"),
         ({"stream": "yes"}, "stream"),
@@ -123,8 +125,8 @@ def test_sampling_goes_to_the_engine_under_its_names() -> None:
 
 
 def test_priority_and_deadline_go_to_the_scheduler() -> None:
-    request = sent(service_tier="priority", deadline_ms=1500)
-    assert (request.parameters, request.timeout_s) == ({"priority_class": "interactive", "deadline_ms": 1500}, 1.5)
+    asked = from_chat(chat(service_tier="priority", deadline_ms=1500), [], [], 600)
+    assert (asked.request.parameters, asked.timeout_s) == ({"priority_class": "interactive", "deadline_ms": 1500}, 1.5)
     assert sent(service_tier="auto").parameters == {}
     assert sent(service_tier="flex").parameters == {"priority_class": "batch"}
 
