@@ -18,6 +18,8 @@ from client.serving.server import Endpoints
 from tests.gateways import RunningGateway
 from tests.waiting import until
 
+pytestmark = pytest.mark.server
+
 KEY = "sk-good"
 HELLO = {"model": "vlm", "prompt": "Hello"}
 MEGABYTE = 1 << 20

@@ -20,6 +20,8 @@ from tests.conftest import echo_output, free_ports
 from tests.gateways import ROOT, RunningGateway
 from tests.waiting import until
 
+pytestmark = pytest.mark.server
+
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 FAKE_TVLM = ROOT / "tests" / "fakes" / "tvlm_prebuilt.py"
 

@@ -17,6 +17,8 @@ from tests.conftest import echo_output, free_ports
 from tests.gateways import RunningGateway
 from tests.waiting import until
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def gateway(echo_server: Endpoints, tmp_path: Path) -> Iterator[RunningGateway]:
