@@ -7,6 +7,8 @@ cancelling one request cancels all.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -55,26 +57,6 @@ class GrpcTransport:
         self._channel.close()
 
 
-class _GrpcStream(TextStream):
-    def __init__(self, call: Any, address: str) -> None:
-        self._call = call
-        self._address = address
-        self._builder = AnswerBuilder()
-
-    @property
-    def answer(self) -> Answer:  # type: ignore[override]
-        return self._builder.answer()
-
-    def __next__(self) -> str:
-        try:
-            return self._builder.add(from_message(next(self._call)))
-        except grpc.RpcError as error:
-            raise to_vlm_error(error, self._address) from error
-
-    def close(self) -> None:
-        self._call.cancel()
-
-
 class AsyncGrpcTransport:
     """As GrpcTransport, on grpc.aio; made and used in one event loop."""
 
@@ -109,24 +91,49 @@ class AsyncGrpcTransport:
         await self._channel.close()
 
 
-class _AsyncGrpcStream(AsyncTextStream):
+class _Pieces:
+    """What both streams do with the messages of their call."""
+
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
         self._builder = AnswerBuilder()
 
     @property
-    def answer(self) -> Answer:  # type: ignore[override]
+    def answer(self) -> Answer:
         return self._builder.answer()
 
-    async def __anext__(self) -> str:
+    def _piece(self, message: Any) -> str:
+        return self._builder.add(from_message(message))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Failures of the call in the product's terms."""
         try:
-            message = await self._call.read()
+            yield
         except grpc.RpcError as error:
             raise to_vlm_error(error, self._address) from error
+
+
+class _GrpcStream(_Pieces, TextStream):
+    def __next__(self) -> str:
+        with self._errors():
+            message = next(self._call, None)
+        if message is None:
+            raise StopIteration
+        return self._piece(message)
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class _AsyncGrpcStream(_Pieces, AsyncTextStream):
+    async def __anext__(self) -> str:
+        with self._errors():
+            message = await self._call.read()
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
-        return self._builder.add(from_message(message))
+        return self._piece(message)
 
     async def aclose(self) -> None:
         self._call.cancel()

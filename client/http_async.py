@@ -66,7 +66,7 @@ class _AsyncHttpStream(AsyncTextStream):
         self._builder = AnswerBuilder()
 
     @property
-    def answer(self) -> Answer:  # type: ignore[override]
+    def answer(self) -> Answer:
         return self._builder.answer()
 
     async def __anext__(self) -> str:

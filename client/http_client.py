@@ -62,7 +62,7 @@ class _HttpStream(TextStream):
         self._builder = AnswerBuilder()
 
     @property
-    def answer(self) -> Answer:  # type: ignore[override]
+    def answer(self) -> Answer:
         return self._builder.answer()
 
     def __next__(self) -> str:

@@ -98,7 +98,7 @@ class RetriedStream(TextStream):
         self._stream = self._opened()
 
     @property
-    def answer(self) -> Answer:  # type: ignore[override]  # noqa: D102
+    def answer(self) -> Answer:  # noqa: D102
         return Answer("") if self._stream is None else self._stream.answer
 
     def __next__(self) -> str:
@@ -153,7 +153,7 @@ class RetriedAsyncStream(AsyncTextStream):
         self._stream = open_stream(attempts.request())
 
     @property
-    def answer(self) -> Answer:  # type: ignore[override]  # noqa: D102
+    def answer(self) -> Answer:  # noqa: D102
         return self._stream.answer
 
     async def __anext__(self) -> str:

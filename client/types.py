@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -68,11 +69,17 @@ class Answer:
 class TextStream(Iterator[str]):
     """Pieces of an answer as they come. Closing it before its end cancels the request.
 
-    Iterating raises VlmError when the request fails. `answer` holds what has come so far; after the last piece it is
-    the whole answer with usage and timing.
+    Iterating raises VlmError when the request fails.
     """
 
-    answer: Answer
+    @property
+    @abstractmethod
+    def answer(self) -> Answer:
+        """What has come so far; after the last piece the whole answer with usage and timing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the request; does nothing when it has ended."""
 
     def __enter__(self) -> TextStream:
         return self
@@ -83,22 +90,21 @@ class TextStream(Iterator[str]):
     def __del__(self) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Stop the request; does nothing when it has ended."""
-        raise NotImplementedError
-
 
 class AsyncTextStream(AsyncIterator[str]):
     """As TextStream, for `async for`."""
 
-    answer: Answer
+    @property
+    @abstractmethod
+    def answer(self) -> Answer:
+        """What has come so far; after the last piece the whole answer with usage and timing."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stop the request; does nothing when it has ended."""
 
     async def __aenter__(self) -> AsyncTextStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    async def aclose(self) -> None:
-        """Stop the request; does nothing when it has ended."""
-        raise NotImplementedError

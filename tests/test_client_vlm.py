@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import io
-import time
 
 import pytest
 from PIL import Image, ImageOps
@@ -11,6 +10,7 @@ from PIL import Image, ImageOps
 from client import AsyncTextStream, AsyncVlmClient, RetryPolicy, VlmClient, VlmError
 from client.request import image_bytes
 from client.serving.server import Endpoints
+from tests.waiting import until
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -24,10 +24,7 @@ def cancellations(vlm: VlmClient) -> int:
 
 
 def await_cancellations(vlm: VlmClient, wanted: int) -> None:
-    deadline = time.monotonic() + 10
-    while cancellations(vlm) < wanted:
-        assert time.monotonic() < deadline, "the server never saw the cancellation"
-        time.sleep(0.02)
+    assert until(lambda: cancellations(vlm) >= wanted, seconds=10), "the server never saw the cancellation"
 
 
 def digest(image: bytes) -> str:
@@ -185,8 +182,8 @@ def test_async_client_answers_streams_and_cancels(echo_server, scheme):
             before = int((await vlm.generate("cancellations")).text)
             async with vlm.stream("forever") as pieces:
                 assert await anext(pieces) == "again "
-            while int((await vlm.generate("cancellations")).text) <= before:
-                await asyncio.sleep(0.02)
+            with VlmClient(getattr(echo_server, scheme)) as other:
+                await asyncio.to_thread(await_cancellations, other, before + 1)
             with pytest.raises(VlmError, match="no room") as caught:
                 await vlm.generate("fail INVALID_ARG no room")
             assert caught.value.status == ("INVALID_ARGUMENT" if scheme == "grpc" else "UNKNOWN")

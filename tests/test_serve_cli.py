@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from client.cli import main
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from tests.conftest import ROOT, echo_output, free_ports
+from tests.waiting import until
 
 DEPLOYMENT = ROOT / "deployments" / "demo-cpu.yaml"
 FAKE_TVLM = ROOT / "tests" / "fakes" / "tvlm_prebuilt.py"
@@ -80,10 +80,7 @@ class ServedByTvlm:
         return list(Path("/dev/shm").glob(f"*_{self.process.pid}_{self.ports.http}_*"))
 
     def await_log(self, text: str) -> None:
-        deadline = time.monotonic() + 10
-        while text not in self.log.read_text():
-            assert time.monotonic() < deadline, f"no '{text}' in the log"
-            time.sleep(0.02)
+        assert until(lambda: text in self.log.read_text(), seconds=10), f"no '{text}' in the log"
 
     def names(self) -> set[str]:
         return {process.name()[:15] for process in self.family}
