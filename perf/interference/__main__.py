@@ -29,9 +29,10 @@ from perf.interference.served import send
 from perf.interference.workload import Seen, Summary, requests, summary
 
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "deployments" / "bench-cpu.yaml"
+WHOLE_PROMPTS = {"pools.text.prefill_tokens": 256, "pools.text.prefill_slice_tokens": 0}
 ARRANGEMENTS: Mapping[str, Mapping[str, Any]] = {
-    "monolith": {},
-    "fcfs": {"scheduler.policy": "fcfs", "scheduler.budgets": False, "pools.vision.nice": 0},
+    "monolith": WHOLE_PROMPTS,
+    "fcfs": {**WHOLE_PROMPTS, "scheduler.policy": "fcfs", "scheduler.budgets": False, "pools.vision.nice": 0},
     "served": {},
 }
 

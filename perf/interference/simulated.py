@@ -1,0 +1,215 @@
+"""The same workload in virtual time: the production scheduler, and stages as fast as the solo profile says.
+
+    python -m perf.interference.simulated --encode-ms 667 --prefill-ms 3.93 --decode-ms 36.7 [--cores 2]
+
+The three figures are what perf.interference.bound prints. It shows which trade-off each setting makes without a quiet
+machine to try them on; what it leaves out (hops, caches, threads that wait for one another) makes it the best case.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from perf.interference.bound import Profile
+from perf.interference.workload import BURST_PICTURES, TOKENS, Request, Seen, Summary, requests, summary
+from perf.plant import settings
+from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Submit
+from python_backends.scheduling.scheduler import Scheduler
+
+VISUAL, TEXT_PROMPT, QUESTION = 196, 50, 40
+SECONDS = 150.0  # long enough for the burst to be answered while text still comes
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the machine is shared."""
+
+    name: str
+    chunk: int = 256  # prompt tokens in a step
+    slice_tokens: int = 0  # 0: prompts go in whole
+    encode_share: float = 0.5  # of the CPU, while the token loop runs too
+    aging_s: float = 60.0
+    policy: str = "slo"
+    budgets: bool = True
+    monolith: bool = False  # encode inside the token loop
+
+
+@dataclass
+class _Sequence:
+    prompt: int
+    ready: int = 0  # prompt tokens in the KV cache
+    made: int = 0
+    last_s: float = 0.0
+
+
+@dataclass
+class Machine:
+    """One run; `now` is virtual seconds."""
+
+    profile: Profile
+    cores: int
+    how: Arrangement
+    sent: Sequence[Request]
+    now: float = 0.0
+    seen: list[Seen] = field(default_factory=list)
+    _running: dict[int, _Sequence] = field(default_factory=dict)
+    _line: deque[tuple[int, int]] = field(default_factory=deque)  # prompts or slices: sequence, prefilled up to
+    _long: deque[int] = field(default_factory=deque)
+    _encoding: deque[tuple[int, int]] = field(default_factory=deque)
+    _encode_left: float = 0.0  # CPU seconds of the first one
+
+    def run(self) -> list[Seen]:
+        """All requests to their ends."""
+        self.seen = [Seen(bool(request.images)) for request in self.sent]
+        self._scheduler = Scheduler(
+            settings(
+                policy=self.how.policy, budgets=self.how.budgets, encode_budget_tokens=4 * VISUAL,
+                prefill_budget_tokens=1024, largest_item_tokens=VISUAL, tbt_slo_s=0.15, aging_s=self.how.aging_s,
+            )
+        )  # fmt: skip
+        waiting = deque(enumerate(self.sent))
+        while waiting or self._running or self._encoding:
+            while waiting and waiting[0][1].at_s <= self.now:
+                self._arrive(*waiting.popleft())
+            if self._running:
+                self._step()
+            else:
+                until = waiting[0][1].at_s if waiting else float("inf")
+                finish = self.now + self._encode_left / self.cores if self._encoding else float("inf")
+                self._pass(min(until, finish) - self.now, 1.0)
+        return self.seen
+
+    def _arrive(self, number: int, request: Request) -> None:
+        items = (VISUAL,) * len(request.images)
+        prompt = sum(items) + (QUESTION if items else TEXT_PROMPT)
+        if self.how.monolith:
+            self.now += len(items) * self.profile.encode_s / self.cores
+            self._submit(number, prompt)
+            return
+        modality, slo_s = (Modality.IMAGE, 60.0) if items else (Modality.TEXT, 1.0)
+        self._do(self._scheduler.arrived(Job(number, modality, items, prompt, TOKENS, self.now, slo_s), self.now))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Encode):
+                if not self._encoding:
+                    self._encode_left = self.profile.encode_s
+                self._encoding.append((action.job_id, action.item))
+            elif isinstance(action, Submit):
+                images = self.sent[action.job_id].images
+                self._submit(action.job_id, len(images) * VISUAL + QUESTION if images else TEXT_PROMPT)
+
+    def _submit(self, number: int, prompt: int) -> None:
+        self._running[number] = _Sequence(prompt)
+        if 0 < self.how.slice_tokens < prompt:
+            self._long.append(number)
+        else:
+            self._line.append((number, prompt))
+
+    def _step(self) -> None:
+        decoding = [number for number, s in self._running.items() if s.ready == s.prompt]
+        if self._long and not any(number == self._long[0] for number, _ in self._line):
+            self._line.append((self._long[0], self._running[self._long[0]].ready + self.how.slice_tokens))
+        prefilled, done = 0, []
+        while self._line and prefilled < self.how.chunk:
+            number, upto = self._line[0]
+            sequence = self._running[number]
+            upto = min(upto, sequence.prompt)
+            take = min(self.how.chunk - prefilled, upto - sequence.ready)
+            sequence.ready += take
+            prefilled += take
+            if sequence.ready == upto:
+                self._line.popleft()
+                if self._long and self._long[0] == number and upto == sequence.prompt:
+                    self._long.popleft()
+            if sequence.ready == sequence.prompt:
+                done.append(number)
+        p = self.profile
+        beside = p.prefill_s * len(decoding) if prefilled else p.step_s + p.prefill_s * max(0, len(decoding) - 1)
+        share = self.how.encode_share if self._encoding else 0.0
+        self._pass((prefilled * p.prefill_s + beside) / (self.cores * (1 - share)), share)
+        for number in (*done, *decoding):
+            self._token(number)
+
+    def _token(self, number: int) -> None:
+        sequence, result, at = self._running[number], self.seen[number], self.sent[number].at_s
+        if sequence.made:
+            result.gaps_s.append(self.now - sequence.last_s)
+        else:
+            result.ttft_s = self.now - at
+        sequence.made, sequence.last_s = sequence.made + 1, self.now
+        if not self.how.monolith:
+            self._do(self._scheduler.token(number, self.now))
+        if sequence.made == TOKENS:
+            result.total_s = self.now - at
+            del self._running[number]
+            if not self.how.monolith:
+                self._do(self._scheduler.ended(number, self.now))
+
+    def _pass(self, seconds: float, share: float) -> None:
+        """Time passes; encode gets its share of it."""
+        self.now += seconds
+        work = seconds * self.cores * share
+        while self._encoding and work >= self._encode_left - 1e-9:
+            work -= self._encode_left
+            job, item = self._encoding.popleft()
+            self._encode_left = self.profile.encode_s
+            self._do(self._scheduler.encoded(job, item, self.now))
+        self._encode_left -= work if self._encoding else 0.0
+        if not self.how.monolith:
+            self._do(self._scheduler.tick(self.now))
+
+
+# deployments/bench-cpu.yaml: nice 3 against 0 is a weight of 526 against 1024 in Linux's scheduler
+SERVED = Arrangement("bench-cpu.yaml: encode share 33%, step 48, slice 64", 48, 64, 0.33)
+
+
+def arrangements() -> Iterator[Arrangement]:
+    """The baselines, then the product from one end of the curve to the other."""
+    yield Arrangement("monolith", monolith=True)
+    yield Arrangement("fcfs, no budgets", policy="fcfs", budgets=False)
+    yield SERVED
+    yield Arrangement("the same, aging 5 s", 48, 64, 0.33, aging_s=5.0)
+    for share in (0.5, 0.33, 0.25, 0.1):
+        for chunk, slice_tokens in ((256, 0), (64, 0), (128, 128), (64, 64), (48, 64)):
+            name = f"encode share {share:.0%}, step {chunk}, slice {slice_tokens or 'off'}"
+            yield Arrangement(name, chunk, slice_tokens, share)
+
+
+def figures(profile: Profile, cores: int, how: Arrangement) -> tuple[Summary, Summary]:
+    """Alone, and with the burst."""
+    alone, burst = (requests(SECONDS, burst=burst) for burst in (False, True))
+    return (
+        summary(alone, Machine(profile, cores, how, alone).run()),
+        summary(burst, Machine(profile, cores, how, burst).run()),
+    )
+
+
+def main() -> None:
+    """A table, one line an arrangement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encode-ms", type=float, required=True, help="a picture, CPU time of one core")
+    parser.add_argument("--prefill-ms", type=float, required=True, help="a prompt token")
+    parser.add_argument("--decode-ms", type=float, required=True, help="a step of one sequence")
+    parser.add_argument("--cores", type=int, default=2)
+    options = parser.parse_args()
+    profile = Profile(options.encode_ms / 1e3, options.prefill_ms / 1e3, options.decode_ms / 1e3)
+    print(f"{options.cores} cores, {BURST_PICTURES} pictures a request; milliseconds, except ratios")
+    print("| arrangement | text TTFT P99 alone | with the burst | ratio | longest gap | picture P99 | of monolith's |")
+    print("|---|---|---|---|---|---|---|")
+    monolith = 0.0
+    for how in arrangements():
+        alone, burst = figures(profile, options.cores, how)
+        monolith = monolith or burst.image_p99
+        print(
+            f"| {how.name} | {alone.text_ttft_p99:.0f} | {burst.text_ttft_p99:.0f} | "
+            f"{burst.text_ttft_p99 / alone.text_ttft_p99:.1f} | {burst.longest_gap:.0f} | {burst.image_p99:.0f} | "
+            f"{burst.image_p99 / monolith:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
