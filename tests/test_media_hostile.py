@@ -72,7 +72,7 @@ def saved(image: Image.Image, kind: str, **options: object) -> bytes:
         (b"<?xml version='1.0'?><svg/>", "image: SVG is not supported"),
         (b"<!DOCTYPE html><html>404</html>", "image: an HTML page is not supported"),
         (b"%PDF-1.7", "image: PDF is not supported"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 40, "image: HEIC is not supported"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 40, "HEIC of 64 bytes has no readable header: it names"),
         (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + b"\0" * 40, "image: MP4 or QuickTime video is not supported"),
         (b"", "image: it is empty (0 bytes)"),
         (b"\x01\x02", "image: a file of 2 bytes that begins with 01 02 is not supported"),

@@ -43,11 +43,11 @@ def picture(mode: str) -> Image.Image:
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "L", "P", "P+trns", "1", "I;16", "I", "F", "CMYK"])
 def test_strips_change_nothing(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     image = picture(mode)
-    whole = np.asarray(pixels.to_tile(image, 32))
+    whole = np.asarray(pixels.to_rgb(image, (32, 32)))
     monkeypatch.setattr(pixels, "_STRIP_PIXELS", 20_000)
-    np.testing.assert_array_equal(np.asarray(pixels.to_tile(image, 32)), whole)
+    np.testing.assert_array_equal(np.asarray(pixels.to_rgb(image, (32, 32))), whole)
     monkeypatch.setattr(pixels, "_REDUCING_GAP", 1000.0)  # so: no averaging first
-    exact = np.asarray(pixels.to_tile(image, 32)).astype(int)
+    exact = np.asarray(pixels.to_rgb(image, (32, 32))).astype(int)
     assert np.abs(exact - whole).mean() < 1
 
 

@@ -19,8 +19,8 @@ from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError
 
 from python_backends.errors import ServingError
 from python_backends.media.limits import ImageLimits, refuse
-from python_backends.media.pixels import to_tile
-from python_backends.media.sniff import ImageHeader, read_header
+from python_backends.media.pixels import to_rgb
+from python_backends.media.sniff import ACCEPTED, HEIC, ImageHeader, read_header
 
 _DRAFT_TILES = 3  # how many times the tile draft() must leave
 _TURNS = {
@@ -33,6 +33,11 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # parallel over pictures, not within one
+if HEIC in ACCEPTED:
+    import pillow_heif
+
+    # A thumbnail may show another picture than the file's; it would be taken for a draft.
+    pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
 
 
 def decode(data: bytes, size: int, limits: ImageLimits) -> NDArray[np.uint8]:
@@ -55,7 +60,7 @@ def decode_file(data: bytes, header: ImageHeader, size: int, limits: ImageLimits
         image.draft(None, (size * _DRAFT_TILES, size * _DRAFT_TILES))
         image.load()
         turn = _TURNS.get(_orientation(image))  # only now: loading a TIFF turns it, and takes the tag away
-        tile = to_tile(image, size)
+        tile = to_rgb(image, (size, size))
         if turn is not None:
             tile = tile.transpose(turn)  # on a square it makes no difference that it comes last, and is cheap
         return np.array(tile, np.uint8)

@@ -106,8 +106,8 @@ def tiff_size(data: bytes) -> tuple[int, int]:
     raise BrokenHeader("its first directory names no size")
 
 
-def avif_size(data: bytes) -> tuple[int, int]:
-    """The largest of its pictures (primary, tiles, thumbnails, alpha) or, in a sequence, of its tracks."""
+def heif_size(data: bytes) -> tuple[int, int]:
+    """Of AVIF and HEIC: the largest picture (primary, tiles, thumbnails, alpha) or, in a sequence, track."""
     sizes = [
         struct.unpack_from(">II", data, at + 4) if kind == b"ispe" else _track_size(data, at)
         for kind, at in _boxes(data)

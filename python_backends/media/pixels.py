@@ -1,4 +1,4 @@
-"""From whatever Pillow decodes to an RGB tile: modes, depths, transparency, size.
+"""From whatever Pillow decodes to RGB of a given size: modes, depths, transparency.
 
 The order is cheap and exact at once: shrink in the picture's own colours, then convert the few pixels that are left.
 What must be converted before it can be averaged is converted in strips, so that a large picture is in memory once.
@@ -14,13 +14,13 @@ from PIL import Image
 
 from python_backends.media.colour import LAB_PROFILE, to_srgb
 
-# Large pictures are first averaged down to this many times the tile: under 1/255 from the full filter, twice as fast.
+# Large pictures are first averaged down to this many times the target: under 1/255 from the full filter, twice as fast.
 _REDUCING_GAP = 4.0
 _STRIP_PIXELS = 2_000_000
 
 
-def to_tile(image: Image.Image, size: int) -> Image.Image:
-    """A size x size RGB tile, squashed with the bicubic filter as the reference processor does.
+def to_rgb(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """RGB of this width and height, squashed with the bicubic filter as the reference processors do.
 
     Transparent pixels show white. 16-bit and deeper grey is scaled, not clipped.
     """
@@ -36,13 +36,13 @@ def to_tile(image: Image.Image, size: int) -> Image.Image:
     return tile.convert("RGB")
 
 
-def _shrink(image: Image.Image, size: int, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def _shrink(image: Image.Image, size: tuple[int, int], convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """As `convert(image).resize(..., reducing_gap=...)`, without the whole of `convert(image)` at once."""
     width, height = image.size
-    factor_x = int(width / size / _REDUCING_GAP) or 1
-    factor_y = int(height / size / _REDUCING_GAP) or 1
+    factor_x = int(width / size[0] / _REDUCING_GAP) or 1
+    factor_y = int(height / size[1] / _REDUCING_GAP) or 1
     if factor_x == factor_y == 1:
-        return convert(image).resize((size, size), Image.Resampling.BICUBIC)
+        return convert(image).resize(size, Image.Resampling.BICUBIC)
     rows = factor_y * max(1, _STRIP_PIXELS // (width * factor_y))
     reduced: Image.Image | None = None
     for top in range(0, height, rows):
@@ -53,7 +53,7 @@ def _shrink(image: Image.Image, size: int, convert: Callable[[Image.Image], Imag
     assert reduced is not None
     # the last column and row may stand for fewer pixels than the others
     whole = (0, 0, width / factor_x, height / factor_y)
-    return reduced.resize((size, size), Image.Resampling.BICUBIC, whole)
+    return reduced.resize(size, Image.Resampling.BICUBIC, whole)
 
 
 def _averageable(image: Image.Image) -> Image.Image:

@@ -5,6 +5,7 @@ Pure Python with bounded work: the router calls it on what anybody sends, where 
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from python_backends.media.limits import ImageLimits, refuse
 
 @dataclass(frozen=True)
 class Format:
-    """An accepted format; `name` is also Pillow's name for it."""
+    """A format that can be accepted; `name` is Pillow's for it, `label` is for people."""
 
     name: str
+    label: str
     size: Callable[[bytes], tuple[int, int]]
+    needs: str = "PIL"  # the module that decodes it, as far as it may be missing
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,21 @@ class ImageHeader:
     height: int
 
 
-JPEG = Format("JPEG", headers.jpeg_size)
-PNG = Format("PNG", headers.png_size)
-WEBP = Format("WEBP", headers.webp_size)
-GIF = Format("GIF", headers.gif_size)
-BMP = Format("BMP", headers.bmp_size)
-TIFF = Format("TIFF", headers.tiff_size)
-AVIF = Format("AVIF", headers.avif_size)
+JPEG = Format("JPEG", "JPEG", headers.jpeg_size)
+PNG = Format("PNG", "PNG", headers.png_size)
+WEBP = Format("WEBP", "WebP", headers.webp_size, "PIL._webp")
+GIF = Format("GIF", "GIF", headers.gif_size)
+BMP = Format("BMP", "BMP", headers.bmp_size)
+TIFF = Format("TIFF", "TIFF", headers.tiff_size)
+AVIF = Format("AVIF", "AVIF", headers.heif_size, "PIL._avif")
+HEIC = Format("HEIF", "HEIC", headers.heif_size, "pillow_heif")
 
-ACCEPTED = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF"
+# Looked up, not imported: the router, which runs this too, has no use for native code.
+ACCEPTED = tuple(
+    format_
+    for format_ in (JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, HEIC)
+    if importlib.util.find_spec(format_.needs) is not None
+)
 
 _MAGIC: tuple[tuple[bytes, Format | str], ...] = (
     (b"\xff\xd8\xff", JPEG),
@@ -68,7 +77,7 @@ _BMP_HEADERS = {12, 16, 40, 52, 56, 64, 108, 124}
 
 
 def sniff(data: bytes) -> Format | str | None:
-    """An accepted format; the name of one that is known but not accepted; None for anything else."""
+    """A format that is known; the name of what no part of this product can decode; None for anything else."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return WEBP
     if data[4:8] == b"ftyp":
@@ -85,7 +94,7 @@ def _iso_media(data: bytes) -> Format | str:
     if brands & {b"avif", b"avis"}:
         return AVIF
     if brands & _HEIF_BRANDS:
-        return "HEIC"
+        return HEIC
     return "MP4 or QuickTime video"
 
 
@@ -99,13 +108,14 @@ def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
         raise refuse("it is empty (0 bytes)")
     limits.check_bytes(len(data))
     found = sniff(data)
-    if not isinstance(found, Format):
-        raise refuse(f"{found or _other(data)} is not supported (accepted: {ACCEPTED})")
+    if not isinstance(found, Format) or found not in ACCEPTED:
+        name = found.label if isinstance(found, Format) else found or _other(data)
+        raise refuse(f"{name} is not supported (accepted: {', '.join(format_.label for format_ in ACCEPTED)})")
     try:
         width, height = found.size(data)
     except (headers.BrokenHeader, struct.error, IndexError, OverflowError) as error:
         problem = str(error) if isinstance(error, headers.BrokenHeader) else "it ends within its header"
-        raise refuse(f"{found.name} of {len(data):,} bytes has no readable header: {problem}") from None
+        raise refuse(f"{found.label} of {len(data):,} bytes has no readable header: {problem}") from None
     limits.check_size(width, height)
     check_effort(found.name, data, width * height)
     return ImageHeader(found.name, width, height)

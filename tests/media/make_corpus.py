@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image
+from pillow_heif import register_heif_opener
 
 FOLDER = Path(__file__).parent / "corpus"
 EXPECTED = Path(__file__).parent / "expected.json"
@@ -145,12 +146,32 @@ def make_avif() -> None:
     _pillow("avif_animated.avif", base(), quality=95, save_all=True, append_images=[base().rotate(180)])
 
 
+def make_heic() -> None:
+    register_heif_opener()
+    _pillow("heic.heic", base(), quality=95, chroma=444)
+    _pillow("heic_420.heic", base(), quality=95)
+    _pillow("heic_alpha.heic", faded(), quality=-1, chroma=444)
+    _pillow("heic_exif6.heic", base(), quality=95, chroma=444, exif=exif(6).tobytes())
+    _pillow("heic_exif_alone.heic", base(), quality=95, chroma=444, exif=exif(6))  # without irot it has no meaning
+    _pillow("heic_grid.heic", base(), quality=95, chroma=444, tile_size=16)
+    _pillow("heic_pages.heic", base(), quality=95, chroma=444, save_all=True, append_images=[base().rotate(180)])
+    _pillow("heic_thumbnail.heic", base(), quality=95, chroma=444, thumbnails=[16])
+
+
 # ImageMagick 6 can't read these here: the same picture in a format that it can read stands for them.
 STAND_INS = {
     "avif.avif": "png_rgb.png",
     "avif_alpha.avif": "png_rgba.png",
     "avif_exif6.avif": "jpeg_exif6.jpg",
     "avif_animated.avif": "png_rgb.png",
+    "heic.heic": "png_rgb.png",
+    "heic_420.heic": "png_rgb.png",
+    "heic_alpha.heic": "png_rgba.png",
+    "heic_exif6.heic": "jpeg_exif6.jpg",
+    "heic_exif_alone.heic": "png_rgb.png",
+    "heic_grid.heic": "png_rgb.png",
+    "heic_pages.heic": "png_rgb.png",
+    "heic_thumbnail.heic": "png_rgb.png",
     "png_exif6.png": "jpeg_exif6.jpg",
     "webp_exif6.webp": "jpeg_exif6.jpg",
     "webp_animated.webp": "png_rgb.png",
@@ -169,7 +190,9 @@ def expected(name: str) -> list[list[int]]:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     _pillow("png_rgb.png", base())
-    makers: tuple[Callable[[], None], ...] = (make_jpeg, make_png, make_webp, make_gif_and_bmp, make_tiff, make_avif)
+    makers: tuple[Callable[[], None], ...] = (
+        make_jpeg, make_png, make_webp, make_gif_and_bmp, make_tiff, make_avif, make_heic,
+    )  # fmt: skip
     for make in makers:
         make()
     table = {path.name: expected(path.name) for path in sorted(FOLDER.iterdir())}
