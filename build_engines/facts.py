@@ -10,6 +10,7 @@ from build_engines.errors import BuildError
 from python_backends.checkpoint import Checkpoint
 
 IMAGE_TOKEN = "<image>"  # LLaVA's; the folder holds its id only
+MODEL_TYPE = "llava"  # one squashed tile a picture
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -27,6 +28,11 @@ def read_facts(checkpoint: Path) -> Checkpoint:
     if missing:
         raise BuildError(f"checkpoint {checkpoint} lacks {', '.join(missing)}: set 'checkpoint' to a complete folder")
     config, generation = (_read_json(checkpoint / name) for name in (CONFIG, GENERATION_CONFIG))
+    if config.get("model_type") != MODEL_TYPE:
+        raise BuildError(
+            f"{checkpoint / CONFIG}: model_type is {config.get('model_type')!r}, and only {MODEL_TYPE!r} can be "
+            "served: others cut a picture into tiles of their own"
+        )
     try:
         eos = generation.get("eos_token_id", config.get("eos_token_id"))
         text = config["text_config"]

@@ -21,7 +21,7 @@ TEXT_CONFIG = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
 }
-CONFIG = {"text_config": TEXT_CONFIG, "vision_config": {"image_size": 32}, "image_seq_length": 4}
+CONFIG = {"model_type": "llava", "text_config": TEXT_CONFIG, "vision_config": {"image_size": 32}, "image_seq_length": 4}
 CONFIGS = sorted([*MODELS.glob("*/config.pbtxt"), *ENSEMBLES.glob("*/config.pbtxt")])
 
 
@@ -217,9 +217,19 @@ def test_errors_say_what_to_do(
     assert not output.exists()
 
 
-def test_a_config_that_is_no_llava_is_refused(deployment: Path, checkpoint: Path, output: Path) -> None:
-    (checkpoint / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(BuildError, match="no key 'text_config': it is not a LLaVA checkpoint"):
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llava"}, "no key 'text_config': it is not a LLaVA checkpoint"),
+        ({**CONFIG, "model_type": "llava_next"}, "model_type is 'llava_next', and only 'llava' can be served"),
+        ({}, "model_type is None, and only 'llava' can be served"),
+    ],
+)
+def test_a_config_that_is_no_llava_is_refused(
+    deployment: Path, checkpoint: Path, output: Path, config: dict[str, Any], message: str
+) -> None:
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BuildError, match=message):
         build(deployment, output)
 
 
