@@ -20,7 +20,7 @@ from gateway.addresses import is_allowed
 from gateway.budget import Lease
 from gateway.errors import ApiError, bad_request
 from gateway.settings import GatewaySettings
-from python_backends.media.sniff import ACCEPTED, Format, sniff
+from python_backends.media.sniff import accepted
 
 MAX_REDIRECTS = 3
 _MAX_URL = 8192
@@ -56,9 +56,8 @@ class Fetcher:
                 data = await self._follow(field, _parse(field, address), lease)
         except TimeoutError:
             raise _failed(field, f"the image did not come within remote_timeout_s = {limit_s:g}") from None
-        if not isinstance(found := sniff(data), Format):
-            message = f"{field}: {found or 'what the URL holds'} is not supported (accepted: {ACCEPTED})"
-            raise ApiError(415, message, "unsupported_image_format", field)
+        if isinstance(problem := accepted(data), str):
+            raise ApiError(415, f"{field}: {problem}", "unsupported_image_format", field)
         return data
 
     async def _follow(self, field: str, url: URL, lease: Lease) -> bytes:

@@ -98,6 +98,15 @@ def _iso_media(data: bytes) -> Format | str:
     return "MP4 or QuickTime video"
 
 
+def accepted(data: bytes) -> Format | str:
+    """The format of a file, or the end of a sentence that says why it can't be taken."""
+    found = sniff(data)
+    if isinstance(found, Format) and found in ACCEPTED:
+        return found
+    name = found.label if isinstance(found, Format) else found or _other(data)
+    return f"{name} is not supported (accepted: {', '.join(format_.label for format_ in ACCEPTED)})"
+
+
 def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
     """Format and size of an encoded file, checked against the limits; nothing is decoded.
 
@@ -107,10 +116,9 @@ def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
     if not data:
         raise refuse("it is empty (0 bytes)")
     limits.check_bytes(len(data))
-    found = sniff(data)
-    if not isinstance(found, Format) or found not in ACCEPTED:
-        name = found.label if isinstance(found, Format) else found or _other(data)
-        raise refuse(f"{name} is not supported (accepted: {', '.join(format_.label for format_ in ACCEPTED)})")
+    found = accepted(data)
+    if isinstance(found, str):
+        raise refuse(found)
     try:
         width, height = found.size(data)
     except (headers.BrokenHeader, struct.error, IndexError, OverflowError) as error:
