@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pytest
@@ -85,8 +84,7 @@ def test_any_bytes_give_bytes_or_a_refusal(payload: bytes) -> None:
         assert error.message.startswith("image: ")
 
 
-def test_a_payload_of_percent_signs_takes_no_longer_than_another() -> None:
+def test_a_payload_of_percent_signs_is_refused_before_it_is_decoded() -> None:
     limits = ImageLimits(max_bytes=20_000_000, max_pixels=1)
-    started = time.perf_counter()
-    unwrap(b"data:," + b"%41" * 5_000_000, limits)
-    assert time.perf_counter() - started < 5
+    with pytest.raises(ServingError, match="image: the data: URI has 5,000,000 percent signs, over the limit of 1,000"):
+        unwrap(b"data:," + b"%41" * 5_000_000, limits)

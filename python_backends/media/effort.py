@@ -10,8 +10,8 @@ import struct
 
 from python_backends.media.limits import refuse
 
-_MAX_CHUNKS = 65_536  # encoders write the picture in chunks of 8 KB or more
-_MAX_SCAN_PIXELS = 2_000_000_000  # 64 megapixels in 31 scans: progressive files have about 10
+_MAX_CHUNKS = 16_384  # encoders write the picture in chunks of 8 KB or more
+_MAX_SCAN_PIXELS = 1_200_000_000  # 64 megapixels in 18 scans: progressive files have about 10
 _MAX_STRIPS = 65_536
 _MAX_TAGS = 1_024
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
