@@ -8,18 +8,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from python_backends.scheduling.admission import AdmissionSettings
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
-from python_backends.scheduling.scheduler import ClassPolicy, Scheduler, SchedulerSettings
+from python_backends.scheduling.scheduler import Scheduler, SchedulerSettings
 
 SLO_S = {Modality.TEXT: 0.5, Modality.IMAGE: 2.0, Modality.VIDEO: 8.0}
-CLASSES = {modality: ClassPolicy(queue_limit=1_000_000, weight=1.0) for modality in Modality}
+QUEUE_LIMITS = dict.fromkeys(Modality, 1_000_000)
 
 
 def settings(**changes: Any) -> SchedulerSettings:
     """Settings of a small machine, with changes."""
     values: dict[str, Any] = {
         "policy": "slo",
-        "classes": CLASSES,
+        "weights": dict.fromkeys(Modality, 1.0),
+        "admission": AdmissionSettings(QUEUE_LIMITS),
         "encoders": 1,
         "replicas": 1,
         "encode_budget_tokens": 1024,

@@ -125,6 +125,21 @@ class Limits(_Section):
     default_max_tokens: int = Field(128, ge=1)  # when the request names none
 
 
+class Admission(_Section):
+    """When a request is refused for what the server holds already."""
+
+    waiting_visual_mb: float = Field(64, gt=0)  # visual tokens between the begin of encode and the end of prefill
+    memory_watermark: float = Field(0.9, gt=0, le=1)  # used share of a memory above which nothing new is taken
+    breaker_pressure: float = Field(0.7, gt=0, le=1)  # fill of the fullest queue or memory: the very large are refused
+    breaker_tokens: int = Field(4096, ge=1)  # prompt and answer together; more is very large
+
+
+class Serving(_Section):
+    """How `tvlm serve` treats its server."""
+
+    grace_s: float = Field(120, ge=0)  # for running requests when it is told to stop; an answer can take minutes
+
+
 class Deployment(_Section):
     """A whole deployment file. `checkpoint` is resolved against the file's own folder."""
 
@@ -134,6 +149,8 @@ class Deployment(_Section):
     scheduler: SchedulerSection = SchedulerSection()
     cache: Cache = Cache()
     limits: Limits = Limits()
+    admission: Admission = Admission()
+    serving: Serving = Serving()
 
 
 def load_deployment(path: Path) -> Deployment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 
 
@@ -24,14 +25,26 @@ class ServingError(Exception):
         self.message = message
 
 
+class StageGone(ServingError):
+    """The model of a stage is not there: its stub died, and nothing but a reload brings it back."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Status.UNAVAILABLE, message)
+
+
 def invalid(field: str, problem: str) -> ServingError:
     """The request itself is at fault: `field` says where, `problem` gives value and limit."""
     return ServingError(Status.INVALID_ARG, f"{field}: {problem}")
 
 
-def unavailable(problem: str) -> ServingError:
-    """The server can't take or finish this now; the same request may succeed later."""
-    return ServingError(Status.UNAVAILABLE, problem)
+def unavailable(problem: str, retry_after_s: float | None = None) -> ServingError:
+    """The server can't take or finish this now; the same request may succeed later.
+
+    `retry_after_s`: where waiting helps, for how long. It ends the sentence as "; retry after N s", N a whole number:
+    Triton's errors have a text and a status, and no place for more.
+    """
+    hint = "" if retry_after_s is None else f"; retry after {max(1, math.ceil(retry_after_s))} s"
+    return ServingError(Status.UNAVAILABLE, problem + hint)
 
 
 def cancelled() -> ServingError:
@@ -45,9 +58,12 @@ def tagged(error: ServingError) -> str:
 
 
 def untagged(text: str) -> ServingError:
-    """The error that `tagged` wrote, without what was put before it on the way; UNAVAILABLE when it bears no status."""
+    """The error that `tagged` wrote, without what was put before it on the way.
+
+    What no stage has tagged is Triton's own: the model is not loaded, or its stub is dead.
+    """
     for status in Status:
         _, found, rest = text.partition(f"[{status.value}] ")
         if found:
             return ServingError(status, rest)
-    return unavailable(text)
+    return StageGone(text)

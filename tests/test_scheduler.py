@@ -10,12 +10,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from perf.plant import CLASSES, SLO_S, Plant, arrivals, job, settings
+from perf.plant import QUEUE_LIMITS, SLO_S, Plant, arrivals, job, settings
 from python_backends.errors import Status
+from python_backends.scheduling.admission import AdmissionSettings
 from python_backends.scheduling.budgets import EncodeController
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
 from python_backends.scheduling.order import POLICIES
-from python_backends.scheduling.scheduler import ClassPolicy, Scheduler
+from python_backends.scheduling.scheduler import Scheduler
 
 
 def submits(actions: list[Action]) -> list[int]:
@@ -71,8 +72,8 @@ def test_among_those_too_late_for_their_slo_the_cheap_go_first() -> None:
 
 
 def test_full_class_is_refused_with_the_limit_and_the_others_are_not() -> None:
-    classes = {**CLASSES, Modality.IMAGE: ClassPolicy(queue_limit=1, weight=1.0)}
-    scheduler = Scheduler(settings(classes=classes, running_limit=1))
+    limits = AdmissionSettings({**QUEUE_LIMITS, Modality.IMAGE: 1})
+    scheduler = Scheduler(settings(admission=limits, running_limit=1))
     scheduler.arrived(job(1), 0.0)
     assert not isinstance(scheduler.arrived(job(2, images=1), 0.0)[0], Reject)
     refused = scheduler.arrived(job(3, images=1), 0.0)[0]
@@ -83,7 +84,7 @@ def test_full_class_is_refused_with_the_limit_and_the_others_are_not() -> None:
 
 
 def test_item_larger_than_the_encode_budget_is_refused_by_the_settings_name() -> None:
-    scheduler = Scheduler(settings(encode_budget_tokens=63))
+    scheduler = Scheduler(settings(admission=AdmissionSettings(QUEUE_LIMITS, encode_budget_tokens=63)))
     refused = scheduler.arrived(job(1, images=1), 0.0)[0]
     assert isinstance(refused, Reject)
     assert refused.error.status is Status.INVALID_ARG
@@ -98,7 +99,10 @@ def test_deadline_that_cannot_be_met_is_refused_from_the_measured_rates() -> Non
     late, met = (Job(n, Modality.TEXT, (), 100, 8, 1.0, 0.5, deadline_s=d) for n, d in ((3, 3.9), (4, 4.1)))
     refused = scheduler.arrived(late, 1.0)[0]
     assert isinstance(refused, Reject)
-    assert refused.error.message == "deadline_ms: 2900 ms can't be met; the first token is expected in 3000 ms"
+    assert (
+        refused.error.message
+        == "deadline_ms: 2900 ms can't be met; the first token is expected in 3000 ms; retry after 1 s"
+    )
     assert scheduler.arrived(met, 1.0) == []
 
 
@@ -165,8 +169,7 @@ def test_any_class_waits_no_longer_than_stated_while_both_others_overload(
     """One request of a class every 4 s; the others bring together `overload` times what the replica can take."""
     aging_s, encode_rate, prefill_rate = 0.5, 2000.0, 4000.0
     shares = dict(zip(Modality, weights, strict=True))
-    classes = {modality: ClassPolicy(queue_limit=1_000_000, weight=shares[modality]) for modality in Modality}
-    plant = Plant(Scheduler(settings(policy=policy, classes=classes, aging_s=aging_s, running_limit=16)))
+    plant = Plant(Scheduler(settings(policy=policy, weights=shares, aging_s=aging_s, running_limit=16)))
 
     def request(number: int, modality: Modality, at: float) -> Job:
         items = () if modality is Modality.TEXT else (64,)

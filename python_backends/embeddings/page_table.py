@@ -35,6 +35,11 @@ class PoolUsage:
     held: int
 
     @property
+    def held_share(self) -> float:
+        """0 to 1; 0 without a pool."""
+        return self.held / self.total if self.total else 0.0
+
+    @property
     def kept(self) -> int:
         """Pages that nobody holds, for images that may be seen again."""
         return self.used - self.held

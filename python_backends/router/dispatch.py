@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from python_backends import metrics
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import Deployment
 from python_backends.metrics import Metrics
-from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
-from python_backends.scheduling.scheduler import ClassPolicy, Scheduler, SchedulerSettings
+from python_backends.scheduling.admission import AdmissionSettings, Memory
+from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject
+from python_backends.scheduling.scheduler import Scheduler, SchedulerSettings
 
 TICK_S = 0.1
 
@@ -26,8 +28,12 @@ class Dispatcher:
         self._tickets: dict[int, Ticket] = {}
         self._ticker: asyncio.Task[None] | None = None
 
-    def arrive(self, job: Job) -> Ticket:
-        """Admit a request (ServingError when it is refused). Close the ticket when the request is over."""
+    def arrive(self, job: Job, pages: float = 0.0) -> Ticket:
+        """Admit a request (ServingError when it is refused). Close the ticket when the request is over.
+
+        `pages`: share of the embedding pool that running requests hold.
+        """
+        self._scheduler.memory(Memory(self._kv_of_the_roomiest(), pages))
         ticket = Ticket(self, job)
         self._tickets[job.job_id] = ticket
         actions = self._scheduler.arrived(job, time.monotonic())
@@ -57,6 +63,15 @@ class Dispatcher:
         self.kv_usage[replica] = usage
         if not self._tickets:
             self._metrics.record(metrics.KV_USAGE, usage, replica=str(replica))
+
+    def _kv_of_the_roomiest(self) -> float:
+        """A request needs one replica with room. Where nothing runs, what was said last is history."""
+        running = self._scheduler.running
+        return min(usage if running[replica] else 0.0 for replica, usage in enumerate(self.kv_usage))
+
+    def drain(self) -> None:
+        """Nothing is admitted any more."""
+        self.do(self._scheduler.drain(time.monotonic()))
 
     def do(self, actions: Sequence[Action]) -> None:
         """Wake those whose turn it is."""
@@ -130,10 +145,14 @@ class Ticket:
 
     def wake(self, action: Action) -> None:
         """Called by the dispatcher."""
+        if isinstance(action, Reject):
+            for waiting in self._encode_turns:
+                if not waiting.done():
+                    waiting.set_exception(action.error)
+            return
         if isinstance(action, Encode):
             turn, place = self._encode_turns[action.item], action.endpoint
         else:
-            assert isinstance(action, Submit)
             turn, place = self._replica, action.replica
         if not turn.cancelled():
             turn.set_result(place)
@@ -142,13 +161,11 @@ class Ticket:
 def scheduler_settings(deployment: Deployment, checkpoint: Checkpoint) -> SchedulerSettings:
     """The deployment file's values as the scheduler takes them."""
     values, pools = deployment.scheduler, deployment.pools
-    classes = values.classes
+    classes = {modality: getattr(values.classes, modality.value) for modality in Modality}
     return SchedulerSettings(
         policy=values.policy,
-        classes={
-            modality: ClassPolicy(getattr(classes, modality.value).queue_limit, getattr(classes, modality.value).weight)
-            for modality in Modality
-        },
+        weights={modality: policy.weight for modality, policy in classes.items()},
+        admission=admission_settings(deployment, checkpoint),
         encoders=1,  # Triton spreads the calls over the instances of one model; a list once there are remote pools
         replicas=pools.text.replicas,
         encode_budget_tokens=values.encode_budget_tokens,
@@ -159,3 +176,17 @@ def scheduler_settings(deployment: Deployment, checkpoint: Checkpoint) -> Schedu
         largest_item_tokens=checkpoint.tokens_per_tile,
         budgets=values.budgets,
     )
+
+
+def admission_settings(deployment: Deployment, checkpoint: Checkpoint) -> AdmissionSettings:
+    """The same for admission, which counts in tokens."""
+    values, admission = deployment.scheduler, deployment.admission
+    limits = AdmissionSettings(
+        queue_limits={modality: getattr(values.classes, modality.value).queue_limit for modality in Modality},
+        waiting_visual_tokens=int(admission.waiting_visual_mb * 2**20) // (2 * checkpoint.hidden_size),  # float16
+        kv_tokens=(deployment.pools.text.kv_cache_mb << 20) // checkpoint.kv_bytes_per_token,
+        memory_watermark=admission.memory_watermark,
+        breaker_pressure=admission.breaker_pressure,
+        breaker_tokens=admission.breaker_tokens,
+    )
+    return replace(limits, encode_budget_tokens=values.encode_budget_tokens) if values.budgets else limits

@@ -10,18 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from python_backends.errors import ServingError, invalid, unavailable
+from python_backends.errors import ServingError, unavailable
+from python_backends.scheduling.admission import AdmissionSettings, Load, Memory, refusal
 from python_backends.scheduling.budgets import Budget, EncodeController, MeasuredRate
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
 from python_backends.scheduling.order import WaitingLine
-
-
-@dataclass(frozen=True)
-class ClassPolicy:
-    """Settings of one request class."""
-
-    queue_limit: int  # jobs that wait; more are refused
-    weight: float  # share of the aged rank
 
 
 @dataclass(frozen=True)
@@ -29,7 +22,8 @@ class SchedulerSettings:
     """All that the scheduler is told at its making."""
 
     policy: str
-    classes: Mapping[Modality, ClassPolicy]
+    weights: Mapping[Modality, float]  # shares of the aged rank
+    admission: AdmissionSettings
     encoders: int  # endpoints
     replicas: int
     encode_budget_tokens: int  # visual tokens in encode at a time, an endpoint
@@ -57,7 +51,7 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        weights = {modality: policy.weight for modality, policy in settings.classes.items()}
+        weights = dict(settings.weights)
         self._encode_rate, self._prefill_rate = MeasuredRate(), MeasuredRate()
         self._to_encode = WaitingLine(settings.policy, settings.aging_s, weights, self._encode_rate)
         self._to_submit = WaitingLine(settings.policy, settings.aging_s, weights, self._prefill_rate)
@@ -72,6 +66,10 @@ class Scheduler:
         self._pending_tokens = [0] * settings.replicas
         self._states: dict[int, _State] = {}
         self._waiting = dict.fromkeys(Modality, 0)
+        self._draining = False
+        self._memory = Memory()
+        self._begun: dict[int, Job] = {}  # some of its items are in encode or encoded, others wait
+        self._visual = Budget(settings.admission.waiting_visual_tokens)  # from encode to the end of prefill
         self._controller = EncodeController(
             settings.encode_budget_tokens, settings.largest_item_tokens, settings.tbt_slo_s
         )
@@ -90,6 +88,11 @@ class Scheduler:
     def prefill_tokens_in_flight(self) -> Sequence[int]:
         """By replica."""
         return [budget.used for budget in self._prefill]
+
+    @property
+    def visual_tokens_waiting(self) -> int:
+        """In encode, or encoded and not yet prefilled."""
+        return self._visual.used
 
     @property
     def encode_budget_tokens(self) -> int:
@@ -140,6 +143,7 @@ class Scheduler:
             return []
         self._prefill_rate.observe(state.job.prompt_tokens, now - state.submitted_s)
         self._prefill[state.replica].release((job_id, 0))
+        self._visual.release((job_id, 0))
         return self._decide(now)
 
     def ended(self, job_id: int, now: float) -> list[Action]:
@@ -151,6 +155,8 @@ class Scheduler:
         self._to_submit.discard(job_id)
         for item, (endpoint, _) in state.encoder_of.items():
             self._encode[endpoint].release((job_id, item))
+        self._visual.release((job_id, 0))
+        self._begun.pop(job_id, None)
         if state.replica is None:
             self._waiting[state.job.modality] -= 1
         else:
@@ -158,6 +164,14 @@ class Scheduler:
             self._running[state.replica] -= 1
             self._pending_tokens[state.replica] -= _cost(state.job)
         return self._decide(now)
+
+    def drain(self, now: float) -> list[Action]:
+        """The end is near: refuse what comes, and those with items that nobody has begun to encode."""
+        self._draining = True
+        unbegun = [job_id for job_id, s in self._states.items() if s.next_item < len(s.job.item_tokens)]
+        refused: list[Action] = [Reject(job_id, _draining()) for job_id in unbegun]
+        others = [action for job_id in unbegun for action in self.ended(job_id, now)]
+        return refused + [a for a in others if a.job_id not in unbegun]
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed: let the controller look at the gaps."""
@@ -167,6 +181,10 @@ class Scheduler:
                 budget.limit = limit
         return self._decide(now)
 
+    def memory(self, used: Memory) -> None:
+        """How full the memories are now; admission goes by it."""
+        self._memory = used
+
     def expected_first_token_s(self, job: Job) -> float:
         """Seconds until the first token of a job that would arrive now, from the measured rates."""
         prefill = self._prefill_rate.seconds(self._to_submit.tokens + job.prompt_tokens)
@@ -175,26 +193,11 @@ class Scheduler:
         return prefill + self._encode_rate.seconds(self._to_encode.tokens + job.visual_tokens)
 
     def _refusal(self, job: Job, now: float) -> ServingError | None:
-        largest = max(job.item_tokens, default=0)
-        if self._settings.budgets and largest > self._settings.encode_budget_tokens:
-            return invalid(
-                "image",
-                f"{largest} visual tokens are over scheduler.encode_budget_tokens = "
-                f"{self._settings.encode_budget_tokens}",
-            )
-        limit = self._settings.classes[job.modality].queue_limit
-        if self._waiting[job.modality] >= limit:
-            return unavailable(
-                f"{self._waiting[job.modality]} {job.modality.value} requests wait already "
-                f"(limit scheduler.classes.{job.modality.value}.queue_limit = {limit})"
-            )
-        expected_s = self.expected_first_token_s(job)
-        if job.deadline_s is not None and now + expected_s > job.deadline_s:
-            return unavailable(
-                f"deadline_ms: {(job.deadline_s - job.arrived_s) * 1e3:.0f} ms can't be met; the first token is "
-                f"expected in {expected_s * 1e3:.0f} ms"
-            )
-        return None
+        if self._draining:
+            return _draining()
+        alone_s = self._prefill_rate.seconds(job.prompt_tokens) + self._encode_rate.seconds(job.visual_tokens)
+        load = Load(self._waiting, self._memory, self.expected_first_token_s(job), alone_s)
+        return refusal(job, now, load, self._settings.admission)
 
     def _decide(self, now: float) -> list[Action]:
         encodes = self._start_encodes(now) if len(self._to_encode) else []
@@ -202,19 +205,30 @@ class Scheduler:
 
     def _start_encodes(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        while (job := self._to_encode.first(now)) is not None:
+        while (job := self._next_to_encode(now)) is not None:
             state = self._states[job.job_id]
             tokens = job.item_tokens[state.next_item]
             endpoint = min(range(len(self._encode)), key=lambda e: self._encode[e].used)
             if not self._encode[endpoint].fits(tokens):
                 break  # nobody overtakes: a large one would never find room
+            if state.next_item == 0:
+                self._visual.hold((job.job_id, 0), job.visual_tokens)
+                self._begun[job.job_id] = job
             self._encode[endpoint].hold((job.job_id, state.next_item), tokens)
             state.encoder_of[state.next_item] = (endpoint, now)
             actions.append(Encode(job.job_id, state.next_item, endpoint))
             state.next_item += 1
             if state.next_item == len(job.item_tokens):
+                del self._begun[job.job_id]
                 self._to_encode.take(job)
         return actions
+
+    def _next_to_encode(self, now: float) -> Job | None:
+        """The first in line; while there is no room for its visual tokens, one that has room, and so makes some."""
+        job = self._to_encode.first(now)
+        if job is None or job.job_id in self._begun or self._visual.fits(job.visual_tokens):
+            return job
+        return next(iter(self._begun.values()), None)
 
     def _hand_over(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -248,3 +262,7 @@ class Scheduler:
 
 def _cost(job: Job) -> int:
     return job.prompt_tokens + job.answer_tokens
+
+
+def _draining() -> ServingError:
+    return unavailable("draining: this server is about to stop; ask another one")
