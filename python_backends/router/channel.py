@@ -13,16 +13,13 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from python_backends.engines.protocol import HEARTBEAT_S, EngineLoad, Finish, StepReport, Submission
 from python_backends.errors import ServingError, unavailable, untagged
+from python_backends.router.calls import BlockingCalls
 from python_backends.router.stages import Stages
-
-_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +86,14 @@ class DecoderChannel:
         self._on_load = on_load
         self._stages = stages
         self._loop = asyncio.get_running_loop()
-        self._calls = ThreadPoolExecutor(1, f"replica-{replica}")  # one call at a time: what waits goes together
+        self._calls = BlockingCalls(1, f"llm_decoder_{replica}")  # one call at a time: what waits goes together
         self._sequences: dict[int, Sequence] = {}
         self._to_submit: list[Submission] = []
         self._to_cancel: list[int] = []
         self._sender: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._attached = False
+        self._link = 0  # number of the present attached call; what an earlier one still says is not heard
         self._heard = 0.0
 
     def submit(self, submission: Submission) -> Sequence:
@@ -120,7 +118,7 @@ class DecoderChannel:
 
     def close(self) -> None:
         """No more calls; the follower ends with its replica."""
-        self._calls.shutdown(wait=False)
+        self._calls.close()
 
     def _wake_sender(self) -> None:
         if self._sender is None or self._sender.done():
@@ -133,43 +131,43 @@ class DecoderChannel:
             try:
                 if submissions:
                     self._attach()
-                    refused = await self._call(partial(self._stages.submit, self.replica, submissions))
+                    refused = await self._calls.run(partial(self._stages.submit, self.replica, submissions))
                     for request_id, text in refused.items():
                         self._fail([request_id], untagged(text))
                 if cancels:
-                    await self._call(partial(self._stages.cancel, self.replica, cancels))
+                    await self._calls.run(partial(self._stages.cancel, self.replica, cancels))
             except ServingError as error:
                 self._fail([s.request_id for s in submissions], error)
-
-    async def _call(self, call: Callable[[], _T]) -> _T:
-        return await self._loop.run_in_executor(self._calls, call)
 
     def _attach(self) -> None:
         if self._attached:
             return
         self._attached = True
+        self._link += 1
         self._heard = time.monotonic()
-        threading.Thread(target=self._follow, name=f"follow-{self.replica}", daemon=True).start()
+        threading.Thread(target=self._follow, args=(self._link,), name=f"follow-{self.replica}", daemon=True).start()
         self._watch = self._loop.create_task(self._watch_silence())
 
-    def _follow(self) -> None:
-        """The follower thread: from attach to the end of the channel."""
+    def _follow(self, link: int) -> None:
+        """The follower thread: from attach to the end of the channel. A replica whose stub died never ends it."""
         error: ServingError | None = None
         try:
             for report in self._stages.attach(self.replica):
-                self._tell_loop(self._dispatch, report)
+                self._tell_loop(self._dispatch, link, report)
         except ServingError as failure:
             error = failure
         except Exception as failure:
             log.exception("llm_decoder_%d: the channel broke", self.replica)
             error = unavailable(f"llm_decoder_{self.replica}: the channel broke: {failure}")
-        self._tell_loop(self._detached, error)
+        self._tell_loop(self._detached, link, error)
 
     def _tell_loop(self, callback: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(callback, *args)
 
-    def _dispatch(self, report: StepReport) -> None:
+    def _dispatch(self, link: int, report: StepReport) -> None:
+        if link != self._link:
+            return
         self._heard = time.monotonic()
         load = report.load
         if load is not None:
@@ -190,7 +188,9 @@ class DecoderChannel:
                 sequence.put(news)
             start += count
 
-    def _detached(self, error: ServingError | None) -> None:
+    def _detached(self, link: int, error: ServingError | None) -> None:
+        if link != self._link:
+            return
         self._attached = False
         if self._watch is not None:
             self._watch.cancel()
@@ -202,6 +202,9 @@ class DecoderChannel:
     async def _watch_silence(self) -> None:
         while time.monotonic() - self._heard < SILENCE_S:
             await asyncio.sleep(HEARTBEAT_S)
+        self._attached = False  # the next submission attaches anew
+        self._link += 1
+        self._to_cancel += self._sequences  # should it be alive after all
         self._fail(list(self._sequences), unavailable(f"llm_decoder_{self.replica}: silent for {SILENCE_S:g} s"))
 
     def _fail(self, request_ids: list[int], error: ServingError) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from python_backends import metrics
 from python_backends.embeddings.page_table import Entry
 from python_backends.embeddings.pool import EmbeddingPool
-from python_backends.errors import ServingError, Status
+from python_backends.errors import ServingError
 from python_backends.metrics import Metrics
+from python_backends.router.calls import BlockingCalls, with_retry
 from python_backends.router.stages import Embedding, Stages
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Encoder:
         self._metrics = metrics
         self._flights: dict[bytes, _Flight] = {}
         self._evicted = 0  # as it was recorded last
-        self._threads = ThreadPoolExecutor(threads, "embed")  # a BLS call blocks its thread
+        self._calls = BlockingCalls(threads, "image_embedding")  # a BLS call blocks its thread
 
     def known(self, picture: Picture) -> Visual | None:
         """What the pool has; release it."""
@@ -92,7 +93,7 @@ class Encoder:
 
     def close(self) -> None:
         """No more calls."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._calls.close()
         self.pool.close()
 
     def _start(self, picture: Picture) -> _Flight:
@@ -120,16 +121,12 @@ class Encoder:
         self._evicted = self.pool.evicted
 
     async def _encode(self, data: bytes, entry: Entry | None) -> Embedding:
-        """One image through the stages; again, once, when the worker that had it died."""
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._threads, self._call, data, entry)
-        except ServingError as error:
-            if error.status is not Status.UNAVAILABLE:
-                raise
-            log.warning("encoding again after: %s", error.message)
-            self._metrics.record(metrics.RETRIES, 1, stage="encode")
-            return await loop.run_in_executor(self._threads, self._call, data, entry)
+        """One image through the stages; again when what had it died."""
+        return await with_retry(lambda: self._calls.run(partial(self._call, data, entry)), self._on_retry)
+
+    def _on_retry(self, error: ServingError) -> None:
+        log.warning("encoding again after: %s", error.message)
+        self._metrics.record(metrics.RETRIES, 1, stage="encode")
 
     def _call(self, data: bytes, entry: Entry | None) -> Embedding:
         embedding = self._stages.embed(data)

@@ -9,26 +9,28 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, load_built_deployment
 from python_backends.embeddings.pool import EmbeddingPool
-from python_backends.engines.protocol import EngineLoad, Submission, VisualRows
+from python_backends.engines.protocol import EngineLoad, Submission
 from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import PREFIX_HITS, PREFIX_QUERIES, RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
+from python_backends.router.calls import with_retry
 from python_backends.router.channel import DecoderChannel, new_request_id
 from python_backends.router.dispatch import Dispatcher, Ticket
+from python_backends.router.drain import DrainOrder
 from python_backends.router.encoder import Encoder
 from python_backends.router.fan_out import FanOut, RequestImages
 from python_backends.router.outbox import Outbox
 from python_backends.router.prompt import Prompt, PromptBuilder
 from python_backends.router.record import RequestRecord
 from python_backends.router.request import VlmRequest, parse_request
+from python_backends.router.resume import Resumption
 from python_backends.router.stages import Stages
 from python_backends.router.text import TextAssembler
 from python_backends.router.urgency import Urgency, parse_urgency
@@ -36,7 +38,7 @@ from python_backends.scheduling.jobs import Job, Modality
 
 log = logging.getLogger(__name__)
 
-CANCEL_POLL_S = 0.1
+POLL_S = 0.1  # for clients that went away, and for the order to drain
 
 
 class Router:
@@ -61,6 +63,8 @@ class Router:
         self._channels: list[DecoderChannel] = []
         self._active: dict[asyncio.Task[None], Client] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._drain_order = DrainOrder.from_environment()
+        self._last_word: ServingError | None = None  # what is said to those who are cut off by the end
 
     async def serve(self, arrays: Mapping[str, NDArray[Any]], parameters: str, client: Client) -> None:
         """Answer one request, with its tensors and its Triton parameters (JSON).
@@ -98,7 +102,7 @@ class Router:
             urgency = parse_urgency(parameters)
             await _in_time(urgency, self._answer(request, urgency, client, begin, record))
         except asyncio.CancelledError:
-            _fail(client, cancelled(), record)
+            _fail(client, self._last_word or cancelled(), record)
         except ServingError as error:
             _fail(client, error, record)
         except Exception as error:
@@ -121,7 +125,8 @@ class Router:
         try:
             assembler = TextAssembler(self._tokenizer, request.sampling.stop)
             record.answer = answer = Answer(request, prompt, assembler, client, self._outbox, begin=begin)
-            ticket = self._dispatcher.arrive(self._job(images, modality, urgency, prompt, max_tokens))
+            job = self._job(images, modality, urgency, prompt, max_tokens)
+            ticket = self._dispatcher.arrive(job, self._encoder.pool.usage.held_share)
             record.admitted = True
             try:
                 answer.encoded(await images.embed(ticket))
@@ -136,16 +141,18 @@ class Router:
     async def _stream(
         self, channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket, images: RequestImages
     ) -> None:
-        """Follow a sequence to its end; when its engine dies, go on once after its last token."""
-        try:
-            await _follow(channel, submission, answer, ticket, images)
-        except ServingError as error:
-            if error.status is not Status.UNAVAILABLE:
-                raise
+        """Follow a sequence to its end; when its engine dies, go on after its last token."""
+        resumption = Resumption(submission)
+
+        def on_retry(error: ServingError) -> None:
             log.warning("going on after %d tokens after: %s", len(answer.tokens), error.message)
             self._metrics.record(RETRIES, 1, stage="decode")
-            await images.embed_again()
-            await _follow(channel, continued(submission, answer.tokens, images.rows()), answer, ticket, images)
+
+        async def follow() -> None:
+            await images.embed_again()  # nothing the first time
+            await _follow(channel, resumption, answer, ticket, images)
+
+        await with_retry(follow, on_retry)
 
     def _job(self, images: RequestImages, modality: Modality, urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
         now = time.monotonic()
@@ -204,11 +211,30 @@ class Router:
         return asked if asked is not None else min(max(limits.default_max_tokens, least), limit - used)
 
     async def _watch_clients(self) -> None:
-        while True:
-            await asyncio.sleep(CANCEL_POLL_S)
-            for task, client in list(self._active.items()):
-                if client.is_cancelled():
-                    task.cancel()
+        while self._drain_order.grace_s() is None:
+            await asyncio.sleep(POLL_S)
+            self._cancel_those_gone()
+        await self._drain(self._drain_order.grace_s() or 0.0)
+
+    def _cancel_those_gone(self) -> None:
+        for task, client in list(self._active.items()):
+            if client.is_cancelled():
+                task.cancel()
+
+    async def _drain(self, grace_s: float) -> None:
+        """Refuse what comes and what has images to encode still; the rest has so long to finish."""
+        log.info("draining: %d requests have %g s to finish", len(self._active), grace_s)
+        end_s = time.monotonic() + grace_s
+        self._dispatcher.drain()
+        while self._active and time.monotonic() < end_s:
+            await asyncio.sleep(POLL_S)
+            self._cancel_those_gone()
+        self._last_word = unavailable(f"draining: the answer was not complete within the grace time of {grace_s:g} s")
+        for task in self._active:
+            task.cancel()
+        while self._active:
+            await asyncio.sleep(POLL_S)
+        self._drain_order.report_done()
 
 
 async def _in_time(urgency: Urgency, answer: Coroutine[Any, Any, None]) -> None:
@@ -228,31 +254,17 @@ def _fail(client: Client, error: ServingError, record: RequestRecord) -> None:
 
 
 async def _follow(
-    channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket, images: RequestImages
+    channel: DecoderChannel, resumption: Resumption, answer: Answer, ticket: Ticket, images: RequestImages
 ) -> None:
-    sequence = channel.submit(submission)
+    sequence = channel.submit(resumption.next_submission(answer.tokens, images.rows()))
     try:
         async for news in sequence:
             images.release()  # prefill is done
             ticket.token()
-            answer.add(news)
+            fresh = resumption.new(news)
+            if fresh is not None:
+                answer.add(fresh)
             if answer.ended:
                 return
     finally:
         channel.cancel(sequence)
-
-
-def continued(submission: Submission, so_far: list[int], visuals: VisualRows) -> Submission:
-    """The rest of a sequence: its prompt and the tokens it has already are the new prompt.
-
-    Penalties count from here on, and a seed begins anew: the engine keeps both per sequence.
-    """
-    sampling, done = submission.sampling, len(so_far)
-    assert sampling.max_tokens is not None
-    left = {"max_tokens": sampling.max_tokens - done, "min_tokens": max(0, sampling.min_tokens - done)}
-    return Submission(
-        request_id=new_request_id(),
-        tokens=np.concatenate([submission.tokens, np.array(so_far, np.int32)]),
-        visuals=visuals,
-        sampling=sampling.model_copy(update=left),
-    )

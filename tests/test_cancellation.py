@@ -1,0 +1,79 @@
+"""However a request ends before its answer: nothing of it goes on in any stage."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from client import RetryPolicy, VlmClient, VlmError
+from client.serving.server import Endpoints
+from tests.test_failures import metric
+from tests.test_server import engine_stats, picture, statistics
+from tests.waiting import until
+
+pytestmark = pytest.mark.server
+
+LONG = {"max_tokens": 1500, "ignore_eos": True}
+
+
+@pytest.fixture
+def vlm(demo_server: Endpoints) -> Iterator[VlmClient]:
+    with VlmClient(demo_server.grpc, retry=RetryPolicy(attempts=1)) as client:
+        yield client
+
+
+def is_idle(server: Endpoints) -> bool:
+    """No sequence in the engine, its KV given back, nothing counted as running or waiting."""
+    stats = engine_stats(server)
+    gauges = ("tvlm_running_sequences", "tvlm_waiting_requests", "tvlm_prefill_tokens", "tvlm_encode_tokens")
+    return stats["running"] == 0 and not any(metric(server, gauge) for gauge in gauges)
+
+
+def test_http_client_that_leaves_generate_stream_frees_its_sequence(demo_server: Endpoints) -> None:
+    body = {
+        "text_input": "Tell me a very long story.", "stream": True, "sampling_parameters": json.dumps(LONG),
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"{demo_server.http}/v2/models/vlm/generate_stream", json.dumps(body).encode(), {"Connection": "close"}
+    )
+    cancelled = metric(demo_server, "tvlm_requests_total", outcome="CANCELLED")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.readline()
+        assert engine_stats(demo_server)["running"] == 1
+    assert until(lambda: is_idle(demo_server), 20)
+    assert until(lambda: metric(demo_server, "tvlm_requests_total", outcome="CANCELLED") == cancelled + 1, 10)
+
+
+def test_deadline_that_passes_frees_the_sequence(demo_server: Endpoints, vlm: VlmClient) -> None:
+    with pytest.raises(VlmError, match="deadline_ms: the answer was not complete within 3000 ms"):
+        vlm.generate("Tell me a very long story.", deadline_ms=3000, **LONG)
+    assert until(lambda: is_idle(demo_server), 20)
+
+
+def test_images_of_a_client_that_left_are_not_encoded(demo_server: Endpoints, vlm: VlmClient) -> None:
+    """Five requests of eight images want more than the encode budget holds at a time."""
+    before, _ = statistics(demo_server, "vision_encoder")
+    streams = [
+        vlm.stream("What is it?", images=[picture("red", size=700 + 8 * r + i) for i in range(8)], **LONG)
+        for r in range(5)
+    ]
+
+    def first_piece(number: int) -> str | None:
+        try:
+            return next(streams[number])
+        except (VlmError, StopIteration):
+            return None
+
+    with ThreadPoolExecutor(5) as pool:
+        pieces = [pool.submit(first_piece, number) for number in range(5)]
+        assert until(lambda: statistics(demo_server, "vision_encoder")[0] > before, 30)
+        for stream in streams:
+            stream.close()
+        for piece in pieces:
+            piece.result()
+    assert until(lambda: is_idle(demo_server), 30)
+    assert statistics(demo_server, "vision_encoder")[0] - before < 40
