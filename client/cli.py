@@ -20,7 +20,7 @@ from client.status.command import status
 from client.types import VlmError
 from gateway.command import gateway
 from gateway.settings import SettingsError
-from python_backends.deployment import DeploymentError
+from python_backends.deployment import DeploymentError, load_deployment
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +80,10 @@ def serve(
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    grace_s: Annotated[int, typer.Option(min=0, help="Seconds for running requests when told to stop.")] = 10,
+    grace_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds for running requests when told to stop.", show_default="serving.grace_s"),
+    ] = None,
     with_gateway: Annotated[bool, typer.Option("--gateway", help="Start the OpenAI-compatible gateway, too.")] = False,
     gateway_port: Annotated[
         int | None, typer.Option(min=1, max=65535, show_default="8080 or the next free", help="Implies --gateway.")
@@ -91,24 +94,29 @@ def serve(
 ) -> None:
     """Serve a deployment until Ctrl-C or SIGTERM; composes it first when needed.
 
+    A model that dies is loaded again. The first signal drains: no longer ready, nothing new is admitted, running
+    requests finish; a second one ends at once.
+
     \b
     Examples:
       tvlm serve --deployment deployments/demo-cpu.yaml
       tvlm serve --deployment deployments/demo-cpu.yaml --host 127.0.0.1 --http-port 9000
       tvlm serve --deployment deployments/demo-cpu.yaml --gateway
+      tvlm serve --deployment deployments/demo-cpu.yaml --grace-s 30
     """
     from client.serving.compose import open_server  # noqa: PLC0415
 
     end_on_signals()
     ports = choose_ports(host, http_port, grpc_port, metrics_port)  # before a build, which takes longer
     output = output or default_output(deployment)
+    grace = load_deployment(deployment).serving.grace_s if grace_s is None else grace_s
     with contextlib.ExitStack() as running:
-        server = running.enter_context(open_server(deployment, output, out, ports, host, grace_s=grace_s))
+        server = running.enter_context(open_server(deployment, output, out, ports, host))
         shown = {**asdict(server.endpoints), "log": str(server.log)}
         if with_gateway or gateway_port or gateway_config:
             from client.serving.gateway import GatewayProcess  # noqa: PLC0415
 
-            options: dict[str, Any] = {"config": gateway_config, "port": gateway_port, "grace_s": grace_s}
+            options: dict[str, Any] = {"config": gateway_config, "port": gateway_port, "grace_s": round(grace)}
             front = running.enter_context(GatewayProcess(output, server.endpoints.grpc, **options))
             shown |= {"gateway": front.url, "its log": str(front.log)}
         for name, place in shown.items():
@@ -117,7 +125,8 @@ def serve(
             out.print("Ready. Ctrl-C stops it.")
             server.run()
         except KeyboardInterrupt:
-            out.print(f"Stopping: running requests get {grace_s} s to finish.")
+            out.print(f"Draining: running requests get {grace:g} s to finish. Ctrl-C again ends them.")
+            server.drain(grace)
 
 
 app.command()(gateway)

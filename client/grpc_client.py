@@ -6,6 +6,7 @@ cancelling one request cancels all.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from client.request import MODEL, AnswerBuilder, VlmRequest, error_without_status
 from client.types import Answer, AsyncTextStream, TextStream, VlmError
 
+_CUT_OFF = re.compile("Socket closed|Connection reset|recvmsg|Broken pipe|GOAWAY|Stream removed")  # gRPC's own words
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -185,4 +187,6 @@ def to_vlm_error(error: grpc.RpcError, address: str) -> VlmError:
     code, details = error.code(), str(error.details())
     if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
         details = f"no server answers at grpc://{address}; start one with `tvlm serve`, or give its address"
+    elif code is grpc.StatusCode.UNAVAILABLE and _CUT_OFF.search(details):
+        details = "the server closed the connection before the answer's end"
     return VlmError(code.name, details)

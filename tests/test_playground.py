@@ -3,7 +3,6 @@
 The model behind it is the echo fake, which answers at once and fails on demand, but for the last test.
 """
 
-import base64
 import hashlib
 import re
 import urllib.request
@@ -96,13 +95,11 @@ def test_pictures_are_chosen_removed_and_sent(page: Page) -> None:
     page.get_by_role("button", name="Remove dog.png").press("Enter")
     expect(page.locator("#pictures img")).to_have_attribute("alt", "circle.png")
     page.get_by_label("Question", exact=True).fill("What colour is the circle?")
-    with page.expect_request("**/chat/completions") as sent:
-        page.keyboard.press("Enter")
-    picture = sent.value.post_data_json["messages"][0]["content"][0]["image_url"]["url"]
-    assert base64.b64decode(picture.split(",")[1]) == (PICTURES / "circle.png").read_bytes()
+    page.keyboard.press("Enter")
     finished(page)
     expect(page.get_by_role("article", name="You asked").get_by_role("img")).to_have_count(1)
-    expect(answer(page).locator(".text")).to_have_text(re.compile(r"images=\['\w{8}'\]"))
+    digest = hashlib.sha256((PICTURES / "circle.png").read_bytes()).hexdigest()[:8]
+    expect(answer(page).locator(".text")).to_contain_text(f"images=['{digest}']")
 
 
 def test_an_answer_has_a_bar_of_its_stages(page: Page) -> None:

@@ -22,7 +22,6 @@ from client.cli import main
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from tests.conftest import ROOT, echo_output, free_ports
-from tests.waiting import until
 
 DEPLOYMENT = ROOT / "deployments" / "demo-cpu.yaml"
 FAKE_TVLM = ROOT / "tests" / "fakes" / "tvlm_prebuilt.py"
@@ -63,10 +62,10 @@ class ServedByTvlm:
 
     def __init__(self, output: Path) -> None:
         self.ports = free_ports()
-        self.log = output / f"tritonserver-{self.ports.http}.log"
+        self.grpc = f"grpc://127.0.0.1:{self.ports.grpc}"
         asked = [f"--{name}-port={port}" for name, port in vars(self.ports).items()]
         command = [sys.executable, FAKE_TVLM, "serve", "-d", DEPLOYMENT, "-o", output, "--host", "127.0.0.1", *asked]
-        command.append("--grace-s=3")
+        command.append("--grace-s=60")
         self.process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self.printed: list[str] = []
         assert self.process.stdout is not None
@@ -76,11 +75,12 @@ class ServedByTvlm:
                 break
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
+    def next_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
     def regions(self) -> list[Path]:
         return list(Path("/dev/shm").glob(f"*_{self.process.pid}_{self.ports.http}_*"))
-
-    def await_log(self, text: str) -> None:
-        assert until(lambda: text in self.log.read_text(), seconds=10), f"no '{text}' in the log"
 
     def names(self) -> set[str]:
         return {process.name()[:15] for process in self.family}
@@ -126,11 +126,14 @@ def test_serve_reports_a_tritonserver_that_ends_by_itself(served):
 
 
 def test_a_second_signal_ends_a_draining_server_at_once(served):
-    with socket.create_connection(("127.0.0.1", served.ports.http)):
+    with VlmClient(served.grpc) as vlm:
+        stream = vlm.stream("forever")
+        next(stream)
         served.process.terminate()
-        served.await_log("Signal (15) received")
+        assert "Draining" in served.next_line()
+        next(stream)
         served.process.terminate()
-        assert served.process.wait(2) != 0  # sooner than the grace time
+        assert served.process.wait(30) != 0  # sooner than the grace time
     _, alive = psutil.wait_procs(served.family, timeout=10)
     assert alive == []
 

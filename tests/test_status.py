@@ -78,15 +78,12 @@ def test_requests_are_told_apart_by_modality_and_outcome() -> None:
                 ("modality", "image", "outcome", "UNAVAILABLE"): full,
             },
             tvlm_waiting_requests={("modality", "image"): 3, ("modality", "text"): 1},
-            tvlm_pending_tokens={("modality", "image"): 612},
-            tvlm_running_requests={("modality", "text"): 9},
             tvlm_time_to_first_token_seconds_sum={("modality", "image"): first_token_s},
             tvlm_time_to_first_token_seconds_count={("modality", "image"): fine},
         )
 
     image, text = status_of("http://a", at(0, 10, 0, 5.0), at(2, 14, 6, 7.0)).modalities
     assert (image.modality, image.waiting, image.requests_per_s, image.failed_per_s) == ("image", 3, 5, 3)
-    assert (image.waiting_tokens, image.running, text.running) == (612, 0, 9)
     assert image.mean_first_token_ms == 500
     assert (text.modality, text.waiting, text.requests_per_s, text.mean_first_token_ms) == ("text", 1, 0, None)
 

@@ -12,9 +12,7 @@ from client.serving.server import Server
 from python_backends.deployment import load_deployment
 
 
-def open_server(
-    deployment: Path, output: Path, console: Console, ports: Ports, host: str = "127.0.0.1", *, grace_s: int = 10
-) -> Server:
+def open_server(deployment: Path, output: Path, console: Console, ports: Ports, host: str = "127.0.0.1") -> Server:
     """A server of a deployment, composed; it starts when the `with` block is entered.
 
     Raises:
@@ -23,7 +21,7 @@ def open_server(
     """
     limits = load_deployment(deployment).limits
     compose(deployment, output, console, force=False)
-    return Server(output, ports, host, images=limits.images_per_request > 0, grace_s=grace_s)
+    return Server(output, ports, host, images=limits.images_per_request > 0)
 
 
 def compose(deployment: Path, output: Path, console: Console, *, force: bool) -> None:

@@ -75,7 +75,10 @@ class GatewayProcess:
         threading.Thread(target=self._watch, name="gateway-watch", daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:  # a second signal: no more draining
+            self._stopping = True
+            self._process.kill()
         self._stop()
         if self._failure is not None:
             raise self._failure

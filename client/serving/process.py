@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from client.serving import guard
 from client.serving.errors import ServeError
 from client.serving.ports import Ports
+from client.serving.regions import Regions
 from client.serving.runtime import PROJECT, Runtime
+
+_EXIT_S = 3  # for the models to end; requests have been drained before
 
 _LOAD_FAILURE = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 _ERROR_LINE = re.compile(r"^(?:E\d{4} .*?\] |error: )(.*)")
@@ -27,12 +31,12 @@ class TritonProcess:
     """
 
     def __init__(
-        self, runtime: Runtime, repository: Path, ports: Ports, host: str, log: Path, *, grace_s: int = 10
+        self, runtime: Runtime, repository: Path, ports: Ports, host: str, log: Path, *, options: Sequence[str] = ()
     ) -> None:
-        """Start it; `grace_s` is for running requests, and idle HTTP connections, when it is told to stop."""
+        """Start it, with `options` beside those that it always gets; its log goes on where an earlier one's ended."""
         self.log = log
         # A name of our own, so that what a tritonserver leaves behind can be told from what another one uses.
-        regions = f"triton_python_backend_shm_region_{os.getpid()}_{ports.http}_"
+        regions = Regions(ports.http)
         command = [
             str(runtime.binary),
             f"--model-repository={repository}",
@@ -42,15 +46,18 @@ class TritonProcess:
             f"--grpc-port={ports.grpc}",
             f"--metrics-address={host}",
             f"--metrics-port={ports.metrics}",
-            f"--exit-timeout-secs={grace_s}",
+            f"--exit-timeout-secs={_EXIT_S}",
             "--disable-auto-complete-config",  # our configurations are complete; it would start every stub twice
-            f"--backend-config=python,shm-region-prefix-name={regions}",
+            f"--backend-config=python,shm-region-prefix-name={regions.prefix}",
+            *options,
         ]
         if runtime.backends is not None:
             command.append(f"--backend-directory={runtime.backends}")
-        with log.open("wb") as sink:
+        with log.open("ab") as sink:
+            self._log_start = sink.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-IS", guard.__file__, str(os.getpid()), str(grace_s), regions, *command],
+                [sys.executable, "-IS", guard.__file__, str(os.getpid()), str(_EXIT_S), regions.prefix, *command],
+                pass_fds=(regions.lock_fd,),
                 cwd=PROJECT,  # the stubs import from their working directory first, wherever the user is
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -58,31 +65,45 @@ class TritonProcess:
                 env={**os.environ, **runtime.environment},
                 start_new_session=True,  # a Ctrl-C reaches it through stop() only
             )
+        regions.hand_over()
 
     def poll(self) -> int | None:
         """The exit status, None while it runs."""
         return self._process.poll()
 
-    def wait(self) -> None:
-        """Wait until it has ended by itself."""
+    def has_ended_within(self, seconds: float) -> bool:
+        """Wait so long for its end."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    @property
+    def pid(self) -> int:
+        """The guard's; tritonserver is its child."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it at once, with every process that it started."""
+        self._process.send_signal(signal.SIGQUIT)
         self._process.wait()
 
     def stop(self) -> None:
-        """Drain and end it, at the latest when the grace time is over, with every process that it started.
+        """End it with every process that it started: in order, or by force when that takes long.
 
-        Ctrl-C while it drains ends it at once.
+        Ctrl-C meanwhile ends it at once.
         """
         try:
             self._process.terminate()
             self._process.wait()
         except KeyboardInterrupt:
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.wait()
+            self.kill()
             raise
 
     def failure(self) -> ServeError:
         """Why it ended by itself, as far as the log tells."""
-        text = self.log.read_text(errors="replace")
+        text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         loads = [f"model {name} did not load: {reason}" for name, reason in _LOAD_FAILURE.findall(text)]
         errors = [match[1] for line in text.splitlines() if (match := _ERROR_LINE.match(line))]
         reason = (loads or errors[-1:] or [f"it ended with status {self._process.returncode} and no error"])[0]

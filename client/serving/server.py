@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import io
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import urllib3
 from PIL import Image
 
 from client.api import VlmClient
+from client.serving.control import RepositoryControl
 from client.serving.errors import ServeError
 from client.serving.ports import Ports
 from client.serving.process import TritonProcess, wait_until
+from client.serving.regions import sweep
 from client.serving.runtime import find_runtime
+from client.serving.stubs import StubWatch
+from client.serving.watcher import Watcher
 from client.types import VlmError
+from python_backends.router.drain import CONTROL_VARIABLE, DrainOrder
+
+log = logging.getLogger(__name__)
 
 _START_S = 600  # a large model loads for minutes
 _WARM_S = 120
+_LOOK_S = 0.5  # between two looks at the stubs
+_DYING_S = 0.3  # a tritonserver that ends takes its stubs with it: no loss to mend
+_LAST_WORD_S = 5  # for the router to answer those that the grace time was too short for
 
 
 @dataclass(frozen=True)
@@ -34,10 +46,8 @@ class Endpoints:
 class Server:
     """A tritonserver on a composed output folder. A context manager: ready inside, gone after it."""
 
-    def __init__(
-        self, output: Path, ports: Ports, host: str = "127.0.0.1", *, images: bool = True, grace_s: int = 10
-    ) -> None:
-        """Describe the server: `images` False leaves out the warm-up with a picture, `grace_s` bounds its draining.
+    def __init__(self, output: Path, ports: Ports, host: str = "127.0.0.1", *, images: bool = True) -> None:
+        """Describe the server: `images` False leaves out the warm-up with a picture.
 
         Raises:
             ServeError: the folder holds no composed repository.
@@ -50,7 +60,6 @@ class Server:
         self._ports = ports
         self._host = host
         self._images = images
-        self._grace_s = grace_s
         self._process: TritonProcess | None = None
         reachable = "localhost" if host in ("0.0.0.0", "::") else host
         self.endpoints = Endpoints(
@@ -59,11 +68,66 @@ class Server:
             metrics=f"http://{reachable}:{ports.metrics}/metrics",
         )
         self.log = output / f"tritonserver-{ports.http}.log"
+        self._control_folder = output / f"control-{ports.http}"
+        self._order = DrainOrder(self._control_folder)
+        self._control = RepositoryControl(self.endpoints.http)
 
     def __enter__(self) -> Server:
+        for region in sweep():
+            log.info("removed %s, which an earlier server left in /dev/shm", region)
+        self.log.unlink(missing_ok=True)
+        self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._process is not None:
+            (self._process.kill if kind is KeyboardInterrupt else self._process.stop)()
+        self._order.close()
+
+    def run(self) -> NoReturn:
+        """Watch over it while it serves, until the exception of a signal handler.
+
+        A model whose stub is lost is loaded again.
+
+        Raises:
+            ServeError: tritonserver ended by itself, or can't be brought back.
+        """
+        watcher = Watcher(self._control, self._restart, _START_S)
+        watched: TritonProcess | None = None
+        while True:
+            assert self._process is not None, "run() belongs inside the with block"
+            if watched is not self._process:  # at the begin, and after a restart
+                watched = self._process
+                watch = StubWatch(psutil.Process(watched.pid))
+            losses = watch.look()
+            if losses and not watched.has_ended_within(_DYING_S):
+                for loss in losses:
+                    watch.forget(loss.model)  # a reload ends its other instances too
+                    loss.end()
+                watcher.mend(losses)
+            elif watched.has_ended_within(_LOOK_S):
+                raise watched.failure()
+
+    def drain(self, grace_s: float) -> None:
+        """Not ready from now on, and nothing new is admitted; waits for what runs, for the grace time at most."""
+        assert self._process is not None, "drain() belongs inside the with block"
+        self._control.make_not_ready()
+        self._order.give(grace_s)
+        deadline = time.monotonic() + grace_s + _LAST_WORD_S
+        while not self._order.is_done and self._process.poll() is None and wait_until(deadline):
+            pass
+
+    def _start(self) -> None:
+        self._order.open()
         runtime = find_runtime(self._output / "runtime")
+        environment = {**runtime.environment, CONTROL_VARIABLE: str(self._control_folder)}
         self._process = TritonProcess(
-            runtime, self._repository, self._ports, self._host, self.log, grace_s=self._grace_s
+            replace(runtime, environment=environment),
+            self._repository,
+            self._ports,
+            self._host,
+            self.log,
+            options=self._control.options,
         )
         try:
             self._await_models(self._process)
@@ -71,22 +135,11 @@ class Server:
         except BaseException:
             self._process.stop()
             raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.stop()
-
-    def run(self) -> NoReturn:
-        """Wait while it serves, until the exception of a signal handler.
-
-        Raises:
-            ServeError: tritonserver ended by itself.
-        """
-        if self._process is None:
-            raise RuntimeError("run() belongs inside the with block")
-        self._process.wait()
-        raise self._process.failure()
+    def _restart(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._start()
 
     def _await_models(self, process: TritonProcess) -> None:
         """Wait until every model is loaded."""

@@ -36,14 +36,14 @@ function save() {
 
 // --- Asking ------------------------------------------------------------------------------------------------------
 
-function redraw(offerAgain = true) {
+function redraw() {
   document.querySelectorAll(".turn").forEach((shown) => shown.remove());
   $("hint").hidden = turns.length > 0;
-  for (const turn of turns) show(turn, offerAgain && turn === turns.at(-1) ? () => tryAgain(turn) : null).finish();
+  for (const turn of turns) show(turn, turn === turns.at(-1) ? () => tryAgain(turn) : null).finish();
 }
 
 async function ask(question, urls) {
-  redraw(false); // only the last turn offers to try again
+  redraw(); // so that the turn before offers to try again no more
   const turn = { question, pictures: urls, answer: "" };
   turns.push(turn);
   $("hint").hidden = true;

@@ -16,6 +16,8 @@ from collections import Counter
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from python_backends.router.drain import DrainOrder
+
 COMMANDS = ("fail", "busy", "break", "seen", "forever", "cancellations")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -24,10 +26,25 @@ class TritonPythonModel:
     def initialize(self, args):
         self.cancellations = 0
         self.seen = Counter()
+        self.answering = 0
+        threading.Thread(target=self._drain, daemon=True).start()
 
     def execute(self, requests):
         for request in requests:
-            threading.Thread(target=self._answer, args=(request,), daemon=True).start()
+            threading.Thread(target=self._serve, args=(request,), daemon=True).start()
+
+    def _drain(self):
+        order = DrainOrder.from_environment()
+        while order.grace_s() is None or self.answering:
+            time.sleep(0.05)
+        order.report_done()
+
+    def _serve(self, request):
+        self.answering += 1
+        try:
+            self._answer(request)
+        finally:
+            self.answering -= 1
 
     def _answer(self, request):
         sender = request.get_response_sender()

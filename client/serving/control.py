@@ -1,0 +1,72 @@
+"""Loading and unloading models of a running server, which only we can: the repository API asks for a secret."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+
+import urllib3
+
+from client.serving.errors import ServeError
+
+_HEADER = "tvlm-control"
+_APIS = "model-repository"
+_UNLOAD_S = 10
+_DRAINING = "draining"  # so named that Triton's log tells why it can't be loaded
+
+
+class RepositoryControl:
+    """Triton's repository API. The secret is made anew for each server.
+
+    It is an argument of tritonserver, so whoever may read this machine's process list can read it.
+    """
+
+    def __init__(self, http: str) -> None:
+        """`http`: the server's URL."""
+        self._http = http
+        self._secret = secrets.token_hex(16)
+
+    @property
+    def options(self) -> list[str]:
+        """tritonserver's options: models are loaded and unloaded by request, and not by strangers."""
+        return [
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            f"--http-restricted-api={_APIS}:{_HEADER}={self._secret}",
+            f"--grpc-restricted-protocol={_APIS}:{_HEADER}={self._secret}",
+        ]
+
+    def reload(self, model: str, timeout_s: float) -> None:
+        """Unload a model, dead stub or not, and load it again (ServeError when it does not come back in time).
+
+        Ensembles with it go and come with it. The unload comes first, for until it is loaded again it is not ready.
+        """
+        self._post(model, "unload", _UNLOAD_S)
+        self._post(model, "load", timeout_s)
+
+    def make_not_ready(self) -> None:
+        """Turn /v2/health/ready for good, while all models go on.
+
+        Triton has no switch for it. It counts a model as missing that could not be loaded (one that was unloaded it
+        does not): so a model is asked for that nothing can load.
+        """
+        tensor = {"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}
+        config = {"backend": _DRAINING, "input": [tensor], "output": [tensor]}
+        parameters = {"config": json.dumps(config), "file:1/none": ""}
+        with contextlib.suppress(ServeError):
+            self._post(_DRAINING, "load", _UNLOAD_S, {"parameters": parameters})
+
+    def _post(self, model: str, action: str, timeout_s: float, body: object = None) -> None:
+        url = f"{self._http}/v2/repository/models/{model}/{action}"
+        headers = {"Connection": "close", _HEADER: self._secret}
+        try:
+            answer = urllib3.request("POST", url, json=body or {}, headers=headers, timeout=timeout_s, retries=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise ServeError(f"{action} of model {model}: {error}") from error
+        if answer.status != 200:
+            try:
+                reason = json.loads(answer.data)["error"]
+            except (ValueError, KeyError):
+                reason = f"HTTP status {answer.status}"
+            raise ServeError(f"{action} of model {model}: {reason}")

@@ -1,0 +1,119 @@
+"""`tvlm serve` and stubs that are lost, on models that need no engines."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import tritonclient.grpc as triton
+
+from client import RetryPolicy, VlmClient, VlmError
+from client.serving.server import Server
+from tests.conftest import echo_output, free_ports
+from tests.test_serve_cli import ServedByTvlm
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedByTvlm]:
+    """The echo model twice: as the router, and as a stage behind it."""
+    output = echo_output(tmp_path_factory.mktemp("watched"))
+    repository = output / "model_repository"
+    shutil.copytree(repository / "vlm", repository / "stage")
+    config = repository / "stage" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"vlm"', '"stage"'))
+    server = ServedByTvlm(output)
+    yield server
+    server.process.kill()
+    server.process.wait()
+    psutil.wait_procs(server.family, timeout=20)
+
+
+def stub_of(server: ServedByTvlm, model: str) -> psutil.Process:
+    for process in psutil.Process(server.process.pid).children(recursive=True):
+        if process.status() != psutil.STATUS_ZOMBIE and f"/{model}/1/model.py" in " ".join(process.cmdline()[:2]):
+            return process
+    raise AssertionError(f"no stub of {model}")
+
+
+def is_ready(server: ServedByTvlm, model: str | None = None) -> bool:
+    """Asked over gRPC: an HTTP thread that loads a model answers nobody meanwhile."""
+    try:
+        with triton.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
+            ready = (
+                client.is_server_ready(client_timeout=10)
+                if model is None
+                else client.is_model_ready(model, client_timeout=10)
+            )
+    except triton.InferenceServerException:
+        return False
+    return bool(ready)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_model_whose_stub_is_lost_is_not_ready_and_then_loaded_again(
+    served: ServedByTvlm, blow: signal.Signals
+) -> None:
+    lost = stub_of(served, "stage")
+    router = stub_of(served, "vlm")
+    lost.send_signal(blow)
+    assert until(lambda: not is_ready(served, "stage"), 20)
+    assert until(lambda: is_ready(served, "stage"), 60)
+    assert stub_of(served, "stage") != lost
+    assert router.is_running()
+
+
+def test_lost_router_is_one_clear_error_to_its_clients_and_is_back(served: ServedByTvlm) -> None:
+    with VlmClient(served.grpc, retry=RetryPolicy(attempts=1)) as vlm:
+        stream = vlm.stream("forever")
+        next(stream)
+        stub_of(served, "vlm").kill()
+        with pytest.raises(VlmError) as error:
+            list(stream)
+        assert error.value.status == "UNAVAILABLE"
+        assert error.value.message == "the server closed the connection before the answer's end"
+        assert until(lambda: is_ready(served), 60)
+        assert vlm.generate("Hi").text.startswith("Hi")
+
+
+def test_draining_server_is_not_ready_while_it_answers(tmp_path: Path) -> None:
+    served = ServedByTvlm(echo_output(tmp_path / "drained"))
+    with VlmClient(served.grpc) as vlm:
+        stream = vlm.stream("forever")
+        next(stream)
+        served.process.terminate()
+        assert until(lambda: not is_ready(served), 20)
+        next(stream)
+        assert served.process.poll() is None
+        stream.close()
+    assert served.process.wait(30) == 0
+    assert served.regions() == []
+
+
+def test_strangers_cant_load_or_unload_models(served: ServedByTvlm) -> None:
+    for path in ("models/vlm/unload", "models/vlm/load", "index"):
+        url = f"http://127.0.0.1:{served.ports.http}/v2/repository/{path}"
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="POST"), timeout=10)
+    with triton.InferenceServerClient(f"127.0.0.1:{served.ports.grpc}") as stranger:
+        for call in (stranger.unload_model, stranger.load_model):
+            with pytest.raises(triton.InferenceServerException, match="restricted"):
+                call("vlm")
+
+
+def test_shared_memory_of_a_server_that_was_killed_with_its_guard_is_swept_at_the_next_start(tmp_path: Path) -> None:
+    killed = ServedByTvlm(echo_output(tmp_path / "killed"))
+    guard = killed.family[0]
+    guard.suspend()  # so that it can't clean up
+    killed.process.kill()
+    guard.kill()
+    psutil.wait_procs(killed.family, timeout=20)
+    assert killed.regions() != []
+    with Server(echo_output(tmp_path / "next"), free_ports()):
+        assert killed.regions() == []
