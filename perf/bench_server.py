@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from client.serving.compose import compose
+from client.serving.errors import ServeError
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from perf.fake_engine import STEP_MS_VARIABLE, copy_with_fake_engine
@@ -30,3 +34,16 @@ def fresh_server(options: argparse.Namespace) -> Server:
         os.environ[STEP_MS_VARIABLE] = str(options.step_ms)
         output = copy_with_fake_engine(output, output.with_name(f"{output.name}-fake"))
     return Server(output, choose_ports("127.0.0.1"))
+
+
+@contextlib.contextmanager
+def watched(server: Server) -> Iterator[Server]:
+    """The server running, and watched over as `tvlm serve` does."""
+
+    def run() -> None:
+        with contextlib.suppress(ServeError):  # it ends when the block does
+            server.run()
+
+    with server:
+        threading.Thread(target=run, name="watch", daemon=True).start()
+        yield server

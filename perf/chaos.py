@@ -25,7 +25,7 @@ import psutil
 
 from client import AsyncVlmClient, RetryPolicy, VlmError
 from client.serving.server import Server
-from perf.bench_server import add_options, fresh_server
+from perf.bench_server import add_options, fresh_server, watched
 from perf.idle import samples, total, wait_until_idle
 from perf.mix import Ask, mix
 from perf.processes import held, stubs, workers
@@ -137,7 +137,7 @@ def main() -> None:
         calm = asyncio.run(ask_all(server.endpoints.grpc, asks, options.clients, options.deadline_s))
     failed = [end.error for end in calm if end.error]
     print(f"undisturbed: {len(calm) - len(failed)} of {len(calm)} answered {failed[:1]}")
-    with fresh_server(options) as server:
+    with watched(fresh_server(options)) as server:
         before = held()
         begin = time.monotonic()
         with killing(options.every_s, options.victims, options.seed) as blows:
