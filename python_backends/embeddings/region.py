@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.embeddings.half import put_rows
 from python_backends.errors import ServingError, Status, unavailable
 
 _HEADER = np.dtype([("id", "S16"), ("pages", "<i8"), ("page_tokens", "<i8"), ("hidden", "<i8"), ("spare", "S24")])
@@ -116,7 +117,8 @@ class PoolReader:
         """Copy the rows of the listed pages to the rows `places` of `target` [tokens, hidden].
 
         Raises:
-            ServingError: UNAVAILABLE when the router or the pages are gone; INTERNAL when the list is wrong.
+            ServingError: UNAVAILABLE when the router or the pages are gone; INTERNAL when the list is wrong;
+                INVALID_ARG when a value is not finite.
         """
         mapped = self._map(address)
         geometry, rows = mapped.geometry, pages[:, ROWS]
@@ -131,7 +133,7 @@ class PoolReader:
         self._check(mapped, pages)
         at = 0
         for page, count in zip(pages[:, PAGE].tolist(), rows.tolist(), strict=True):
-            target[places[at : at + count]] = mapped.data[page, :count]
+            put_rows(mapped.data[page, :count], target, places[at : at + count])
             at += count
         self._check(mapped, pages)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.embeddings.half import put_rows
 from python_backends.embeddings.region import NO_PAGES, PoolReader
 from python_backends.errors import invalid
 from python_backends.sampling import SamplingParams, parse_sampling
@@ -49,7 +50,7 @@ class VisualRows:
         if len(self.pages):
             reader.copy(self.pool, self.pages, target, places)
         elif len(places):
-            target[places] = self.copied
+            put_rows(self.copied, target, places)
 
 
 _NONE = np.zeros(0, np.float32)
