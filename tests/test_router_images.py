@@ -9,7 +9,7 @@ from pathlib import Path
 from python_backends.checkpoint import CHECKPOINT_FILE
 from python_backends.deployment import BUILT_FILE
 from python_backends.engines.protocol import Finish
-from python_backends.errors import Status
+from python_backends.errors import Status, unavailable
 from python_backends.router.service import Router
 from tests.fakes.stages import BROKEN, FakeStages, gif
 from tests.test_router_service import Counts, Recorder, artifacts, run, tensors
@@ -110,3 +110,14 @@ def test_engine_s_figures_and_classes_become_metrics(artifacts: Path) -> None:
     assert counts.values[("tvlm_prefix_cache_queries_total", "0")] == [6, 6]
     assert counts.values[("tvlm_prefix_cache_hits_total", "0")] == [2, 2]
     assert counts.last("tvlm_waiting_requests", "image") == 0
+
+
+def test_sequence_whose_pages_were_gone_is_submitted_again(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    refusals = iter([unavailable("pages: they were given to another image meanwhile")])
+    stages.on_submit = lambda submission: next(refusals, None)
+    run(artifacts, stages, lambda router: router.serve(tensors("q", gif(1)), "{}", client))
+    assert client.text == "ok"
+    assert all(len(submission.visuals.pages) for submission in stages.submissions)
+    assert stages.visual_values == [[1.0] * 4] * 2
+    assert stages.embedded == [1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from python_backends.embeddings.region import PoolReader
 from python_backends.engines.protocol import NO_NEWS, VISUAL_TOKEN, EngineLoad, Finish, StepReport, Submission
-from python_backends.errors import ServingError, invalid
+from python_backends.errors import ServingError, invalid, tagged
 from python_backends.router.stages import Embedding
 
 TOKENS = 4
@@ -35,6 +35,9 @@ class FakeStages:
         self._pool = PoolReader()
         self.cancelled: list[int] = []
         self.on_embed: Callable[[int], None] = lambda number: None
+        self.on_submit: Callable[[Submission], ServingError | None] = lambda submission: (
+            invalid("sampling_parameters", "no") if submission.sampling.seed == BROKEN else None
+        )
         self.hold_tokens = threading.Event()  # set: no token comes
         self._reports: queue.Queue[StepReport | ServingError | None] = queue.Queue()
 
@@ -61,9 +64,8 @@ class FakeStages:
     def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
         self.submissions += submissions
         self.visual_values += [self._visual_values(submission) for submission in submissions]
-        refused = {
-            s.request_id: "[INVALID_ARG] sampling_parameters: no" for s in submissions if s.sampling.seed == BROKEN
-        }
+        refusals = {s.request_id: self.on_submit(s) for s in submissions}
+        refused = {request_id: tagged(error) for request_id, error in refusals.items() if error is not None}
         if self.hold_tokens.is_set():
             return refused
         for submission in submissions:
