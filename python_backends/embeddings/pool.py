@@ -14,11 +14,7 @@ PAGE_TOKENS = 16  # of 196 or 729 visual tokens an image, 6 or 1 % is lost in la
 
 
 class EmbeddingPool:
-    """One for the router, which alone allocates and writes.
-
-    `fill` may run in any thread, as the pages of an entry that is being filled are that thread's; all else belongs to
-    the event loop.
-    """
+    """One for the router, which alone allocates and writes; it belongs to one thread."""
 
     def __init__(self, limit_bytes: int, hidden: int, shaped_by: bytes) -> None:
         """`shaped_by` stands for all that shapes tokens beside an image's bytes: model, preprocessing, precision."""

@@ -121,16 +121,13 @@ class Encoder:
         self._evicted = self.pool.evicted
 
     async def _encode(self, data: bytes, entry: Entry | None) -> Embedding:
-        """One image through the stages; again when what had it died."""
-        return await with_retry(lambda: self._calls.run(partial(self._call, data, entry)), self._on_retry)
+        embedding = await with_retry(lambda: self._calls.run(partial(self._stages.embed, data)), self._on_retry)
+        if entry is None:
+            return embedding
+        # here and not in the thread: a call that was given up must not write into what are another's pages by now
+        self.pool.fill(entry, embedding.visual_tokens)
+        return replace(embedding, visual_tokens=_IN_POOL)  # Triton's memory goes back now
 
     def _on_retry(self, error: ServingError) -> None:
         log.warning("encoding again after: %s", error.message)
         self._metrics.record(metrics.RETRIES, 1, stage="encode")
-
-    def _call(self, data: bytes, entry: Entry | None) -> Embedding:
-        embedding = self._stages.embed(data)
-        if entry is None:
-            return embedding
-        self.pool.fill(entry, embedding.visual_tokens)
-        return replace(embedding, visual_tokens=_IN_POOL)  # Triton's memory goes back now
