@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from client.serving.server import Endpoints
 from python_backends.checkpoint import load_checkpoint
-from python_backends.engines.protocol import Finish, StepReport, Submission, submission_tensors
+from python_backends.engines.protocol import Finish, StepReport, Submission, VisualRows, submission_tensors
 from python_backends.engines.vision_stage import Encoded, EncodeStage
 from python_backends.errors import ServingError
 from python_backends.media.decode import decode
@@ -54,7 +54,7 @@ class Engine:
         prompt = self.prompts.build([{"role": "user", "content": content}])
         rows = np.concatenate(visual) if visual else np.zeros((0, self.checkpoint.hidden_size), np.float16)
         tokens = prompt.with_visual_tokens([len(v) for v in visual])
-        tensors = submission_tensors([Submission(1, tokens, rows, SamplingParams(max_tokens=TOKENS))])
+        tensors = submission_tensors([Submission(1, tokens, VisualRows(rows), SamplingParams(max_tokens=TOKENS))])
         sampling = [text.decode() for text in tensors.pop("sampling").tolist()]
         reply = self.worker.call("submit", list(tensors.values()), {"names": list(tensors), "sampling": sampling})
         assert not reply.meta["refused"]
