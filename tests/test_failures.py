@@ -6,6 +6,7 @@ import signal
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
@@ -41,11 +42,19 @@ def metric(server: Endpoints, name: str, **labels: str) -> float:
     return sum(s.value for s in samples if labels.items() <= s.labels.items())
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("blow", "sampling"),
+    [
+        (signal.SIGKILL, {}),
+        (signal.SIGSTOP, {}),
+        (signal.SIGKILL, {"temperature": 1.0, "seed": 7}),
+        (signal.SIGKILL, {"presence_penalty": 1.5}),
+    ],
+)
 def test_stream_goes_on_after_its_last_token_when_the_engine_is_killed_or_stopped(
-    demo_server: Endpoints, vlm: VlmClient, blow: signal.Signals
+    demo_server: Endpoints, vlm: VlmClient, blow: signal.Signals, sampling: dict[str, Any]
 ) -> None:
-    options = {"max_tokens": 60, "ignore_eos": True}
+    options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, **sampling}
     undisturbed = vlm.generate(STORY, **options).text
     retries = metric(demo_server, "tvlm_retries_total", stage="decode")
     stream = vlm.stream(STORY, **options)

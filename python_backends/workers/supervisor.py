@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 SILENCE_S = 1.0  # four missed heartbeats: native code that holds the GIL, or a stopped process
-_BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
+_BACKOFF_S = (0.0, 0.1, 0.2, 0.5)  # with the time to notice, a new one is begun within two seconds of the old one's end
 _HEALTHY_S = 30.0  # a worker that lived this long starts the backoff anew
 
 
