@@ -22,11 +22,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 install: $(VENV)/.installed ## make the virtual environment with pinned dependencies
 
-# What the playground is tested in: a Chromium on PATH, else Playwright's download, else Debian's package.
+# What the playground is tested in: a Chromium on PATH, else as root Debian's, else Playwright's own.
 $(VENV)/.browser: $(VENV)/.installed
-	@$(BIN)/python -m tests.browser || $(BIN)/playwright install chromium-headless-shell || \
+	@$(BIN)/python -m tests.browser || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; } || \
+	  $(BIN)/playwright install chromium-headless-shell || \
 	  { echo "the playground's tests need Chromium: install the package chromium"; exit 1; }
 	touch $@
 

@@ -25,7 +25,7 @@ class RetryPolicy:
     """How often and how patiently: `attempts` in all (1: never again), waits in seconds.
 
     The bound of the n-th wait is `first_wait_s` x 2^(n-1), at most `longest_wait_s`. A server that says when to come
-    back ("retry in 2 s") is taken at its word, unless that is later than `longest_wait_s`.
+    back ("retry after 2 s") is taken at its word, unless that is later than `longest_wait_s`.
     """
 
     attempts: int = 4

@@ -17,14 +17,14 @@ else:  # Pillow is needed only by those who pass its images
     ImageInput = object
 
 
-_RETRY_HINT = re.compile(r"\bretry (?:in|after) (\d+(?:\.\d+)?) ?s\b")
+_RETRY_HINT = re.compile(r"\bretry after (\d+(?:\.\d+)?) s\b")
 
 
 class VlmError(Exception):
     """A request that failed: `status` as gRPC names it (INVALID_ARGUMENT, UNAVAILABLE, ...), `message` one sentence.
 
     `retry_after_s` is when the server expects to take the request, where it said so; statuses have no field for it in
-    Triton's protocols, so that it stands in the sentence: "...; retry in 2 s".
+    Triton's protocols, so that it stands in the sentence: "...; retry after 2 s".
     """
 
     def __init__(self, status: str, message: str) -> None:

@@ -47,13 +47,13 @@ def test_refused_clients_do_not_come_back_together():
 
 @given(st.floats(0.1, 10).map(lambda value: round(value, 2)))
 def test_a_hint_is_the_least_wait(hint):
-    got = waits(RetryPolicy(), VlmError("UNAVAILABLE", f"64 requests wait already; retry in {hint} s"))
+    got = waits(RetryPolicy(), VlmError("UNAVAILABLE", f"64 requests wait already; retry after {hint} s"))
     assert len(got) == 3
     assert all(hint <= wait <= 1.25 * hint for wait in got)
 
 
 def test_a_hint_beyond_the_longest_wait_is_not_waited_for():
-    assert waits(RetryPolicy(longest_wait_s=10), VlmError("UNAVAILABLE", "the server drains; retry in 60 s")) == []
+    assert waits(RetryPolicy(longest_wait_s=10), VlmError("UNAVAILABLE", "the server drains; retry after 60 s")) == []
 
 
 @given(st.floats(0.01, 20))
@@ -65,7 +65,7 @@ def test_no_attempt_starts_after_the_deadline(timeout_s):
     "status", ["INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND", "INTERNAL", "UNKNOWN"]
 )
 def test_other_errors_stay(status):
-    assert waits(RetryPolicy(), VlmError(status, "no; retry in 1 s")) == []
+    assert waits(RetryPolicy(), VlmError(status, "no; retry after 1 s")) == []
 
 
 def test_later_attempts_have_only_the_time_that_is_left():
@@ -84,7 +84,7 @@ def test_a_policy_without_sense_is_refused(policy):
     ("text", "status"),
     [
         ("Request for unknown model: 'vlm' has no available versions", "UNAVAILABLE"),  # it drains
-        ("64 requests wait already; retry in 2 s", "UNAVAILABLE"),
+        ("64 requests wait already; retry after 2 s", "UNAVAILABLE"),
         ("Request for unknown model: 'vlm' is not found", "UNKNOWN"),
     ],
 )
@@ -144,13 +144,13 @@ def seen(server: Endpoints, text: str) -> int:
 
 
 def test_a_busy_server_is_asked_again(ask, echo_server):
-    text = f"busy 2 {uuid.uuid4()}; retry in 0.01 s"
+    text = f"busy 2 {uuid.uuid4()}; retry after 0.01 s"
     assert ask(text).text.startswith(text)
     assert seen(echo_server, text) == 3
 
 
 def test_a_server_that_stays_busy_is_left_after_the_last_attempt(ask, echo_server):
-    text = f"busy 9 {uuid.uuid4()}; retry in 0.01 s"
+    text = f"busy 9 {uuid.uuid4()}; retry after 0.01 s"
     with pytest.raises(VlmError) as caught:
         ask(text)
     assert (caught.value.status, caught.value.retry_after_s) == ("UNAVAILABLE", 0.01)
@@ -160,7 +160,7 @@ def test_a_server_that_stays_busy_is_left_after_the_last_attempt(ask, echo_serve
 @pytest.mark.parametrize("make", [sync_stream, async_stream])
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
 def test_nothing_is_asked_again_once_a_piece_has_come(echo_server, scheme, make):
-    text = f"break {uuid.uuid4()}; retry in 0.01 s"
+    text = f"break {uuid.uuid4()}; retry after 0.01 s"
     with pytest.raises(VlmError) as caught:
         make(getattr(echo_server, scheme), QUICK)(text)
     assert caught.value.status == "UNAVAILABLE"
@@ -169,7 +169,7 @@ def test_nothing_is_asked_again_once_a_piece_has_come(echo_server, scheme, make)
 
 def test_a_wait_ends_when_the_stream_is_closed(echo_server):
     patient = RetryPolicy(first_wait_s=60, longest_wait_s=60)
-    text = f"busy 9 {uuid.uuid4()}; retry in 50 s"
+    text = f"busy 9 {uuid.uuid4()}; retry after 50 s"
     with VlmClient(echo_server.grpc, retry=patient) as vlm:
         pieces = vlm.stream(text)
         threading.Timer(0.2, pieces.close).start()
