@@ -46,6 +46,20 @@ def test_replica_with_the_fewest_pending_tokens_is_chosen() -> None:
     assert scheduler.arrived(job(4), 1.0) == [Submit(4, 0)]
 
 
+def test_replica_that_is_away_gets_nothing_new_unless_all_are() -> None:
+    scheduler = Scheduler(settings(replicas=2, running_limit=1))
+    scheduler.replica_away(0, 5.0)
+    assert scheduler.arrived(job(1), 1.0) == [Submit(1, 1)]
+    assert scheduler.arrived(job(2), 1.0) == []  # waits for the one that is there
+    assert scheduler.ended(1, 2.0) == [Submit(2, 1)]
+    assert scheduler.arrived(job(3), 5.0) == [Submit(3, 0)]
+    scheduler.ended(2, 6.0)
+    scheduler.ended(3, 6.0)
+    scheduler.replica_away(0, 9.0)
+    scheduler.replica_away(1, 9.0)
+    assert scheduler.arrived(job(4), 7.0) == [Submit(4, 0)]
+
+
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", [2, 3, 4]), ("text_first", [3, 4, 2]), ("slo", [3, 4, 2])])
 def test_policy_decides_who_goes_next(policy: str, order: list[int]) -> None:
     scheduler = Scheduler(settings(policy=policy, running_limit=1))

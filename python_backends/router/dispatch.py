@@ -16,6 +16,7 @@ from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Rejec
 from python_backends.scheduling.scheduler import Scheduler, SchedulerSettings
 
 TICK_S = 0.1
+AWAY_S = 2.0  # how long a replica that nobody reached is avoided
 
 
 class Dispatcher:
@@ -68,6 +69,10 @@ class Dispatcher:
         """A request needs one replica with room. Where nothing runs, what was said last is history."""
         running = self._scheduler.running
         return min(usage if running[replica] else 0.0 for replica, usage in enumerate(self.kv_usage))
+
+    def replica_away(self, replica: int) -> None:
+        """Nobody answers there; to be said again and again as long as it is so."""
+        self._scheduler.replica_away(replica, time.monotonic() + AWAY_S)
 
     def drain(self) -> None:
         """Nothing is admitted any more."""

@@ -16,7 +16,7 @@ from python_backends.checkpoint import Checkpoint, load_checkpoint
 from python_backends.deployment import Deployment, load_built_deployment
 from python_backends.embeddings.pool import EmbeddingPool
 from python_backends.engines.protocol import EngineLoad, Submission
-from python_backends.errors import ServingError, Status, cancelled, invalid, unavailable
+from python_backends.errors import ServingError, StageGone, Status, cancelled, invalid, unavailable
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import PREFIX_HITS, PREFIX_QUERIES, RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
@@ -150,7 +150,11 @@ class Router:
 
         async def follow() -> None:
             await images.embed_again()  # nothing the first time
-            await _follow(channel, resumption, answer, ticket, images)
+            try:
+                await _follow(channel, resumption, answer, ticket, images)
+            except StageGone:
+                self._dispatcher.replica_away(channel.replica)
+                raise
 
         await with_retry(follow, on_retry)
 

@@ -67,6 +67,7 @@ class Scheduler:
         self._states: dict[int, _State] = {}
         self._waiting = dict.fromkeys(Modality, 0)
         self._draining = False
+        self._away_until_s = [0.0] * settings.replicas
         self._memory = Memory()
         self._begun: dict[int, Job] = {}  # some of its items are in encode or encoded, others wait
         self._visual = Budget(settings.admission.waiting_visual_tokens)  # from encode to the end of prefill
@@ -165,6 +166,10 @@ class Scheduler:
             self._pending_tokens[state.replica] -= _cost(state.job)
         return self._decide(now)
 
+    def replica_away(self, replica: int, until_s: float) -> None:
+        """Its model is not there: until then nothing new is handed to it, unless all are away."""
+        self._away_until_s[replica] = until_s
+
     def drain(self, now: float) -> list[Action]:
         """The end is near: refuse what comes, and those with items that nobody has begun to encode."""
         self._draining = True
@@ -233,7 +238,7 @@ class Scheduler:
     def _hand_over(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while (job := self._to_submit.first(now)) is not None:
-            replica = self._emptiest_with_room(job)
+            replica = self._emptiest_with_room(job, now)
             if replica is None:
                 break
             self._prefill[replica].hold((job.job_id, 0), job.prompt_tokens)
@@ -246,13 +251,15 @@ class Scheduler:
             actions.append(Submit(job.job_id, replica))
         return actions
 
-    def _emptiest_with_room(self, job: Job) -> int | None:
+    def _emptiest_with_room(self, job: Job, now: float) -> int | None:
         """The replica with the fewest pending tokens among those that can take the job now."""
         best, fewest = None, 0
+        all_away = min(self._away_until_s) > now
         for replica, running in enumerate(self._running):
             pending = self._pending_tokens[replica]
             if (
                 running < self._settings.running_limit
+                and (all_away or self._away_until_s[replica] <= now)
                 and (best is None or pending < fewest)
                 and self._prefill[replica].fits(job.prompt_tokens)
             ):
