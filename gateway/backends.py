@@ -62,6 +62,11 @@ class Server:
         """Something failed there: look at once."""
         self._look_now.set()
 
+    def give_up(self, reason: str) -> None:
+        """End what runs there; whoever reads gets the reason."""
+        for call in tuple(self._calls):
+            call.give_up(VlmError("UNAVAILABLE", reason))
+
     async def watch(self) -> None:
         """Look at it until cancelled."""
         while True:
@@ -100,8 +105,7 @@ class Server:
     def _lose(self, reason: str) -> None:
         self._become(Health.LOST, reason)
         self._warm = False
-        for call in tuple(self._calls):
-            call.give_up(VlmError("UNAVAILABLE", "the server that worked on the answer is gone"))
+        self.give_up("the server that worked on the answer is gone")
 
     def _become(self, health: Health, reason: str = "") -> None:
         if health is not self.health:

@@ -39,6 +39,15 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in _DESCRIPTIONS.items()
 }
 
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events.",
+        "content": {"application/json": {}, "text/event-stream": {"schema": _EVENT}},
+    },
+    **ERRORS,
+}
+
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
     """The request body: read by the routes themselves, after the key and the limits were looked at."""

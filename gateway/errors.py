@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ _RULES = (
     _rule("INVALID_ARGUMENT", r"^image\[\d+\]: ", 422, "invalid_image"),
     _rule("INVALID_ARGUMENT", "", 400, "invalid_value"),
     _rule("UNAVAILABLE", r"deadline_ms", 408, "deadline_exceeded"),
-    _rule("UNAVAILABLE", r"queue_limit|watermark|circuit", 429, "overloaded", _RETRY_S),
+    _rule("UNAVAILABLE", r"queue_limit|memory_watermark|breaker_tokens", 429, "overloaded", _RETRY_S),
     _rule("UNAVAILABLE", "", 503, "unavailable", _RETRY_S),
     _rule("DEADLINE_EXCEEDED", "", 408, "deadline_exceeded"),
     _rule("CANCELLED", "", 503, "cancelled", _RETRY_S),  # by the server: a client that cancels sees no answer
@@ -80,13 +81,15 @@ _RULES = (
 _IMAGE = re.compile(r"^image\[(\d+)\]: ")
 _FIELD = re.compile(r"^(?:sampling_parameters: (?:key ')?)?([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)")
 _FIELDS = {"messages", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop", "deadline_ms"}
-_NAMES = {"text_input": "prompt"}  # what it is called here
+_NAMES = {"text_input": "prompt", "image": "messages"}  # what they are called here
 
 
 def from_stack(error: VlmError, image_fields: Sequence[str] = ()) -> ApiError:
     """An error of the servers as a client's, the router's sentence kept. `image_fields[n]` is where image n stood."""
     rule = next(r for r in _RULES if error.status.startswith(r.status) and r.pattern.search(error.message))
-    return ApiError(rule.answer, error.message, rule.code, _field(error.message, image_fields), rule.retry_after_s)
+    wait_s = rule.retry_after_s if error.retry_after_s is None else math.ceil(error.retry_after_s)
+    retry_after_s = None if rule.retry_after_s is None else wait_s  # where the server gave no time, the rule does
+    return ApiError(rule.answer, error.message, rule.code, _field(error.message, image_fields), retry_after_s)
 
 
 def _field(message: str, image_fields: Sequence[str]) -> str | None:

@@ -48,6 +48,13 @@ class Gateway:
         """Requests in the servers now."""
         return sum(server.running for server in self.pool.servers)
 
+    def give_up(self) -> None:
+        """The grace time is over: what still runs ends with an error that says so."""
+        for server in self.pool.servers:
+            server.give_up(
+                f"the gateway shut down: the answer was not complete within grace_s = {self.settings.grace_s:g}"
+            )
+
     def _gauges(self) -> Iterator[GaugeMetricFamily]:
         ready = GaugeMetricFamily("tvlm_gateway_server_ready", "1: takes requests.", labels=["server"])
         running = GaugeMetricFamily("tvlm_gateway_running_requests", "Requests in a server.", labels=["server"])

@@ -15,7 +15,7 @@ from gateway.answering import answer
 from gateway.body import read_body
 from gateway.budget import Lease
 from gateway.disconnect import while_connected
-from gateway.documents import ERRORS, body_of
+from gateway.documents import ANSWERS, ERRORS, body_of
 from gateway.errors import ApiError, overloaded
 from gateway.gateway import Gateway
 from gateway.images import load_images
@@ -52,7 +52,7 @@ async def authenticated(
 KeyName = Annotated[str, Depends(authenticated)]
 
 
-@router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=ERRORS)
+@router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=ANSWERS)
 async def chat(request: Request, key: KeyName) -> Response:
     """Answer a chat, with pictures or without."""
     gateway = gateway_of(request)
@@ -67,7 +67,7 @@ async def chat(request: Request, key: KeyName) -> Response:
         return await answer(request, asked, shape, gateway.pool, slot)
 
 
-@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=ERRORS)
+@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=ANSWERS)
 async def completions(request: Request, key: KeyName) -> Response:
     """Go on with a text."""
     gateway = gateway_of(request)

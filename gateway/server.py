@@ -72,5 +72,6 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Every 0.1 s: whether to end."""
         if self._gateway.draining and (self._gateway.running == 0 or time.monotonic() >= self._drained_at):
+            self._gateway.give_up()
             self.should_exit = True
         return await super().on_tick(counter)

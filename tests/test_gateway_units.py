@@ -164,6 +164,7 @@ def test_completion_is_sent_without_the_chat_template() -> None:
         ("INVALID_ARGUMENT", "image[1]: 9 bytes are over the limit of 1 bytes (limits.image_bytes_mb)", 413, "second"),
         ("INVALID_ARGUMENT", "image[0]: HEIC is not supported (accepted: JPEG)", 415, "first"),
         ("INVALID_ARGUMENT", "image[0]: the file is cut off", 422, "first"),
+        ("INVALID_ARGUMENT", "image: 9 images are over the limit images_per_request = 8", 400, "messages"),
         ("INVALID_ARGUMENT", "messages: 9 prompt tokens leave no room within context_tokens = 8", 400, "messages"),
         ("INVALID_ARGUMENT", "text_input: 9 prompt tokens leave no room within context_tokens = 8", 400, "prompt"),
         ("INVALID_ARGUMENT", "sampling_parameters: max_tokens = 9 and 2 prompt tokens are over", 400, "max_tokens"),
@@ -178,6 +179,11 @@ def test_errors_of_the_stack_keep_their_sentence(status: str, message: str, answ
     error = from_stack(VlmError(status, message), ["first", "second"])
     assert (error.status, error.param, error.message) == (answer, param, message)
     assert ("Retry-After" in error.headers()) == (answer in (429, 503))
+
+
+def test_the_time_that_the_router_asks_to_wait_is_passed_on() -> None:
+    error = from_stack(VlmError("UNAVAILABLE", "256 requests wait already (limit ...queue_limit); retry after 7 s"))
+    assert (error.status, error.headers()["Retry-After"]) == (429, "7")
 
 
 def test_keys_come_from_a_file_of_hashes_and_from_the_environment(tmp_path: Path) -> None:
