@@ -106,6 +106,8 @@ def _queue_full(job: Job, load: Load, settings: AdmissionSettings) -> ServingErr
 
 def _memory_full(job: Job, load: Load, settings: AdmissionSettings) -> ServingError | None:
     """Stop taking, so that what runs has what it needs to finish."""
+    if max(load.memory.kv, load.memory.pages) < settings.memory_watermark:
+        return None
     for name, share in load.memory.needed_by(job).items():
         if share >= settings.memory_watermark:
             return unavailable(

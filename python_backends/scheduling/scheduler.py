@@ -200,7 +200,9 @@ class Scheduler:
     def _refusal(self, job: Job, now: float) -> ServingError | None:
         if self._draining:
             return _draining()
-        alone_s = self._prefill_rate.seconds(job.prompt_tokens) + self._encode_rate.seconds(job.visual_tokens)
+        alone_s = 0.0
+        if job.deadline_s is not None:
+            alone_s = self._prefill_rate.seconds(job.prompt_tokens) + self._encode_rate.seconds(job.visual_tokens)
         load = Load(self._waiting, self._memory, self.expected_first_token_s(job), alone_s)
         return refusal(job, now, load, self._settings.admission)
 
