@@ -100,6 +100,15 @@ def test_pool_that_was_given_up_is_not_opened(pool: EmbeddingPool) -> None:
         PoolReader().copy(f"{process}/{other.fileno()}/{identity}", pages, target, np.arange(1))
 
 
+def test_address_of_somebody_s_pipe_is_refused_without_waiting(pool: EmbeddingPool) -> None:
+    ends = os.pipe()
+    pages = put(pool, b"a", 1, 1.0)
+    with pytest.raises(ServingError, match="pool is gone"):
+        PoolReader().copy(f"{os.getpid()}/{ends[0]}/0", pages, np.zeros((1, HIDDEN), np.float32), np.arange(1))
+    for end in ends:
+        os.close(end)
+
+
 def test_same_file_has_another_key_for_another_model() -> None:
     pools = [EmbeddingPool(0, HIDDEN, shaped_by) for shaped_by in (b"model", b"model", b"other")]
     keys = [pool.key(b"file") for pool in pools]

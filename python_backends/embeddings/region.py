@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,14 +150,18 @@ class PoolReader:
         return self._mapped
 
 
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # never wait, should it be a pipe of somebody
+
+
 def _open(address: str) -> _Mapped:
     process, number, identity = address.split("/")
     try:
-        fd = os.open(f"/proc/{int(process)}/fd/{int(number)}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{int(process)}/fd/{int(number)}", _READ_FLAGS)
     except OSError as error:
         raise unavailable(f"pages: the router's embedding pool can't be opened: {error.strerror}") from None
     try:
-        header = np.frombuffer(os.pread(fd, _HEADER.itemsize, 0).ljust(_HEADER.itemsize, b"\0"), _HEADER)[0]
+        content = os.pread(fd, _HEADER.itemsize, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        header = np.frombuffer(content.ljust(_HEADER.itemsize, b"\0"), _HEADER)[0]
         if header["id"] != identity.encode():  # the process number was given to another process
             raise unavailable("pages: the router's embedding pool is gone")
         geometry = Geometry(int(header["pages"]), int(header["page_tokens"]), int(header["hidden"]))
