@@ -11,23 +11,31 @@ import struct
 from python_backends.media.limits import refuse
 
 _MAX_CHUNKS = 16_384  # encoders write the picture in chunks of 8 KB or more
+_MAX_PNG_BITS = 32  # a pixel, of a picture of the largest size: deeper ones may be so much smaller
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _MAX_SCAN_PIXELS = 1_200_000_000  # 64 megapixels in 18 scans: progressive files have about 10
 _MAX_STRIPS = 65_536
 _MAX_TAGS = 1_024
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 
 
-def check_effort(name: str, data: bytes, pixels: int) -> None:
+def check_effort(name: str, data: bytes, pixels: int, max_pixels: int) -> None:
     """Refuse a file made to keep its decoder busy (ServingError)."""
     if name == "PNG":
-        _check_png(data)
+        _check_png(data, pixels, max_pixels)
     elif name == "JPEG":
         _check_jpeg(data, pixels)
     elif name == "TIFF":
         _check_tiff(data)
 
 
-def _check_png(data: bytes) -> None:
+def _check_png(data: bytes, pixels: int, max_pixels: int) -> None:
+    bits = data[24] * _PNG_CHANNELS.get(data[25], 1)  # of a header that has been found to be readable
+    if pixels * bits > max_pixels * _MAX_PNG_BITS:
+        raise refuse(
+            f"PNG of {pixels:,} pixels of {bits} bits is over the limit of {max_pixels:,} pixels "
+            f"of {_MAX_PNG_BITS} bits (limits.image_pixels_mp)"
+        )
     at = 8
     for _ in range(_MAX_CHUNKS):
         if at + 8 > len(data) or data[at + 4 : at + 8] == b"IEND":

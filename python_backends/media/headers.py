@@ -21,7 +21,7 @@ def png_size(data: bytes) -> tuple[int, int]:
     """The IHDR chunk comes first."""
     if data[12:16] != b"IHDR":
         raise BrokenHeader("its first chunk is not IHDR")
-    width, height = struct.unpack_from(">II", data, 16)
+    width, height = struct.unpack_from(">IIxx", data, 16)
     return width, height
 
 

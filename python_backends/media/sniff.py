@@ -125,7 +125,7 @@ def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
         problem = str(error) if isinstance(error, headers.BrokenHeader) else "it ends within its header"
         raise refuse(f"{found.label} of {len(data):,} bytes has no readable header: {problem}") from None
     limits.check_size(width, height)
-    check_effort(found.name, data, width * height)
+    check_effort(found.name, data, width * height, limits.max_pixels)
     return ImageHeader(found.name, width, height)
 
 

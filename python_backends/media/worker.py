@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
+import sys
 import threading
 import time
 import warnings
@@ -49,6 +51,7 @@ class DecodeWorker:
         Image.MAX_IMAGE_PIXELS = self._limits.max_pixels  # Pillow's own guard, for what hides behind a small header
         _limit_memory(_BYTES_PER_PIXEL * self._limits.max_pixels + _SPARE_BYTES)
         warnings.simplefilter("ignore")  # oddities in clients' metadata
+        _silence_native_code()
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
         """`decode`: arrays are uint8 payloads as clients sent them.
@@ -97,6 +100,14 @@ class _PixelBudget:
             with self._changed:
                 self._free += pixels
                 self._changed.notify_all()
+
+
+def _silence_native_code() -> None:
+    """Image libraries write a line to stderr for every broken row of a file: clients must not fill the log."""
+    logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)  # Python's own messages go on
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
 
 
 def _limit_memory(more_bytes: int) -> None:
