@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 DEPLOYMENT ?= deployments/demo-cpu.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test lint clean
+.PHONY: help install demo serve test lint bench bench-quick bench-full clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
@@ -45,6 +45,22 @@ lint: install ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	for model in model_repository/*/1/model.py; do $(BIN)/mypy --no-error-summary $$model || exit 1; done
+
+$(VENV)/.perf: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+checkpoints/bench/vision.onnx: | $(VENV)/.perf
+	$(BIN)/python -m perf.bench_checkpoint
+
+bench-quick: $(VENV)/.perf checkpoints/bench/vision.onnx ## 2 minutes: product against a monolith; prints key ratios
+	$(BIN)/python -m perf.bench quick
+
+bench: $(VENV)/.perf checkpoints/bench/vision.onnx ## 20 minutes: all arrangements; a report in perf/reports
+	$(BIN)/python -m perf.bench standard
+
+bench-full: $(VENV)/.perf checkpoints/bench/vision.onnx ## under 100 minutes, goes on where it was stopped
+	$(BIN)/python -m perf.bench full
 
 clean: ## remove what was built (not the virtual environment)
 	rm -rf build

@@ -208,6 +208,39 @@ def ask(
     print(json.dumps(asdict(answer)) if as_json else answer.text)
 
 
+@app.command()
+def bench(
+    *,
+    tool: Annotated[str, typer.Option(help="perf_analyzer or aiperf.")],
+    url: Annotated[
+        str, typer.Option(help="grpc://host:port of tritonserver, or http://host:port of the gateway.")
+    ] = "grpc://localhost:8001",
+    model: Annotated[str, typer.Option(help="The model's name there.")] = "vlm",
+    pictures: Annotated[int, typer.Option(min=0, max=16, help="Pictures in every request.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, max=100_000, help="How many are sent.")] = 32,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests a second, Poisson.")] = 1.0,
+    folder: Annotated[Path, typer.Option(help="For the tool's input and results.")] = Path("perf/reports/tools"),
+    perf_analyzer: Annotated[str, typer.Option(help="The perf_analyzer to run.")] = "perf_analyzer",
+    aiperf: Annotated[str, typer.Option(help="The aiperf to run.")] = "aiperf",
+) -> None:
+    """Measure a running server with the tools that Triton's users know; writes their input files.
+
+    \b
+    Examples:
+      tvlm bench --tool perf_analyzer --pictures 2 --rate 0.5
+      tvlm bench --tool perf_analyzer --perf-analyzer /opt/bin/perf_analyzer --url http://localhost:8080
+      tvlm bench --tool aiperf --url http://localhost:8080
+    """
+    from perf.tools.run import Plan, run_tool  # noqa: PLC0415
+
+    binaries = {"perf_analyzer": perf_analyzer, "aiperf": aiperf}
+    if tool not in binaries:
+        raise VlmError("INVALID_ARGUMENT", f"tool: {tool!r} is not one of {', '.join(binaries)}")
+    plan = Plan(url, model, pictures, requests, rate, folder)
+    for line in run_tool(tool, binaries[tool], plan, lambda text: out.print(text, soft_wrap=True)).lines()[1:]:
+        out.print(line, soft_wrap=True)
+
+
 def default_output(deployment: Path) -> Path:
     """Where a deployment is composed when nothing else is said: build/NAME in the working directory."""
     return Path("build") / deployment.stem

@@ -1,0 +1,1 @@
+"""What the product is measured against: other arrangements of the same engines, weights and total cores."""

@@ -1,0 +1,69 @@
+"""Where more concurrency stops to bring throughput, against a running server.
+
+    python -m perf.knee --url grpc://localhost:8001
+    python -m perf.knee --url grpc://localhost:8001 --write deployments/bench-cpu.yaml
+
+The knee is the smallest concurrency with 95 % of the best throughput; --write puts 80 % of it into the deployment file
+as pools.text.max_running, which is what the scheduler lets run at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from perf.bench.plan import fixed_count
+from perf.load import GrpcTarget, closed_loop
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
+_ENOUGH = 0.95
+SHARE = 0.8
+
+
+def knee(throughput: Mapping[int, float]) -> int:
+    """The smallest concurrency that has almost the best throughput."""
+    best = max(throughput.values())
+    return min(concurrency for concurrency, value in throughput.items() if value >= _ENOUGH * best)
+
+
+def with_max_running(text: str, running: int) -> str:
+    """The deployment file's text with another pools.text.max_running; comments stay (ValueError: no such line)."""
+    changed, count = re.subn(r"(?m)^(\s+max_running:\s*)\d+", rf"\g<1>{running}", text)
+    if count != 1:
+        raise ValueError("the deployment file has no line `max_running: ...` under pools.text; add one")
+    return changed
+
+
+async def measure(url: str, requests: int) -> dict[int, float]:
+    """Output tokens a second by concurrency, text only."""
+    found: dict[int, float] = {}
+    for concurrency in CONCURRENCIES:
+        workload = fixed_count("single-text", max(requests, 2 * concurrency), seed=concurrency)
+        target = GrpcTarget([url])
+        payloads = [target.prepare(request) for request in workload.requests]
+        run = await closed_loop(workload.requests, payloads, target, concurrency)
+        await target.close()
+        found[concurrency] = run.tokens_per_s
+        print(f"{concurrency:4} in flight: {run.tokens_per_s:7.1f} tokens/s", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure, print, write on request."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="grpc://localhost:8001")
+    parser.add_argument("--requests", type=int, default=24, help="at each concurrency, at least")
+    parser.add_argument("--write", type=Path, help="deployment file to change")
+    options = parser.parse_args()
+    found = knee(asyncio.run(measure(options.url, options.requests)))
+    running = max(1, int(SHARE * found))
+    print(f"knee {found}; {SHARE:.0%} of it: max_running: {running}")
+    if options.write:
+        options.write.write_text(with_max_running(options.write.read_text(), running))
+
+
+if __name__ == "__main__":
+    main()

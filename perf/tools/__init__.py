@@ -1,0 +1,1 @@
+"""The load tools that users of Triton run, pointed at this product."""

@@ -1,0 +1,140 @@
+"""`tvlm bench --tool`: writes the tool's input, runs it, reads its figures back.
+
+The figures go to TOOL.txt in the folder; `perf.bench` shows what lies in the folder `tools` of its report.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from client.types import VlmError
+from perf.statistics import highest_quantile, quantile
+from perf.tools import inputs
+from perf.workloads import Request, make_workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked, and where. `url` is grpc://host:port (KServe) or http://host:port (OpenAI)."""
+
+    url: str
+    model: str
+    pictures: int  # in every request
+    requests: int
+    rate: float  # requests a second, Poisson
+    folder: Path  # for the input, and what the tool writes
+
+
+@dataclass(frozen=True)
+class ToolReport:
+    """What the tool measured; milliseconds."""
+
+    command: str
+    requests: int
+    ttft_p50_ms: float
+    ttft_tail_ms: float
+    tail: float
+    gap_p50_ms: float
+
+    def lines(self) -> list[str]:
+        """For the terminal and for the HTML report."""
+        return [
+            f"$ {self.command}",
+            f"{self.requests} requests, TTFT P50 {self.ttft_p50_ms:.1f} ms, "
+            f"P{100 * self.tail:.0f} {self.ttft_tail_ms:.1f} ms, time between responses P50 {self.gap_p50_ms:.1f} ms",
+        ]
+
+
+def run_tool(tool: str, binary: str, plan: Plan, say: Callable[[str], None]) -> ToolReport:
+    """Run perf_analyzer or aiperf (VlmError: it is not there, or fails)."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    kind = "single-image" if plan.pictures else "single-text"
+    drawn = make_workload(kind, rate=1.0, seconds=4.0 * plan.requests + 20, seed=1).requests[: plan.requests]
+    requests = [_with_pictures(request, plan.pictures) for request in drawn]
+    prepare = perf_analyzer if tool == "perf_analyzer" else aiperf
+    command, result, read = prepare(binary, plan, requests)
+    line = shlex.join(command)
+    say(f"$ {line}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise VlmError("NOT_FOUND", f"{binary}: {error.strerror}; is it installed, and on PATH?") from None
+    (plan.folder / f"{tool}.log").write_text(done.stdout + done.stderr)
+    if done.returncode or not result.exists():
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+        raise VlmError("UNKNOWN", f"{tool} failed: {last[0]} (log: {plan.folder / f'{tool}.log'})")
+    report = read(line, json.loads(result.read_text()))
+    (plan.folder / f"{tool}.txt").write_text("\n".join(report.lines()) + "\n")
+    return report
+
+
+_Reader = Callable[[str, Any], ToolReport]
+
+
+def perf_analyzer(binary: str, plan: Plan, requests: Sequence[Request]) -> tuple[list[str], Path, _Reader]:
+    """Command, result file, and how to read it."""
+    data, result = plan.folder / "perf_analyzer-input.json", plan.folder / "perf_analyzer.json"
+    result.unlink(missing_ok=True)
+    address = urlsplit(plan.url)
+    command = [binary, "-m", plan.model, "--async", "--input-data", str(data)]
+    if address.scheme == "grpc":
+        inputs.write_kserve(data, requests)
+        command += ["--streaming", "-i", "grpc", "-u", address.netloc]
+    else:  # perf_analyzer 2.60 refuses --streaming here; the bodies say "stream": true
+        inputs.write_openai(data, requests, plan.model)
+        command += ["--service-kind", "openai", "--endpoint", "v1/chat/completions", "-u", address.netloc]
+    command += ["--request-rate-range", f"{plan.rate:g}", "--request-distribution", "poisson"]
+    command += ["--request-count", str(plan.requests), "--profile-export-file", str(result)]
+    return command, result, read_profile_export
+
+
+def aiperf(binary: str, plan: Plan, requests: Sequence[Request]) -> tuple[list[str], Path, _Reader]:
+    """AIPerf speaks HTTP only, so `plan.url` is the gateway's (VlmError: it is not)."""
+    if urlsplit(plan.url).scheme == "grpc":
+        raise VlmError("INVALID_ARGUMENT", f"url: aiperf speaks OpenAI's HTTP only, got {plan.url}")
+    data = plan.folder / "aiperf-input.jsonl"
+    inputs.write_aiperf(data, requests)
+    command = [binary, "profile", "-m", plan.model, "-u", plan.url, "--endpoint-type", "chat", "--streaming"]
+    command += ["--input-file", str(data), "--custom-dataset-type", "single_turn"]
+    command += ["--request-rate", f"{plan.rate:g}", "--request-count", str(plan.requests)]
+    command += ["--extra-inputs", "ignore_eos:true", "--output-artifact-dir", str(plan.folder), "--ui", "none"]
+    return command, plan.folder / "profile_export_aiperf.json", read_aiperf
+
+
+def read_profile_export(command: str, export: Any) -> ToolReport:
+    """perf_analyzer's --profile-export-file: nanosecond stamps of every request and response."""
+    requests = export["experiments"][0]["requests"]
+    stamps = [(request["timestamp"], request["response_timestamps"]) for request in requests]
+    ttft = np.array([(first[0] - begin) / 1e6 for begin, first in stamps if first])
+    gaps = np.concatenate([np.diff(responses) / 1e6 for _, responses in stamps]) if stamps else np.zeros(0)
+    tail = highest_quantile(len(ttft))
+    return ToolReport(
+        command, len(ttft), quantile(ttft, 0.5), quantile(ttft, tail), tail, quantile(gaps[gaps > 0], 0.5)
+    )
+
+
+def read_aiperf(command: str, export: Any) -> ToolReport:
+    """AIPerf's profile_export_aiperf.json: a summary for each metric."""
+    ttft, gaps = export["time_to_first_token"], export.get("inter_token_latency", {})
+    count = int(export["request_count"]["avg"])
+    tail = highest_quantile(count)
+    return ToolReport(command, count, ttft["p50"], ttft[f"p{100 * tail:.0f}"], tail, gaps.get("p50", float("nan")))
+
+
+def _with_pictures(request: Request, count: int) -> Request:
+    """As many pictures as wanted; each is new."""
+    pictures = tuple(
+        type(picture)(picture.seed + index, picture.width, picture.height)
+        for picture in request.pictures
+        for index in range(count)
+    )
+    return Request(request.number, request.at_s, request.modality, request.prompt, pictures, request.answer_tokens)

@@ -1,0 +1,153 @@
+"""The pure parts of the bench: statistics, order of a monolith, rates, guard, page."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf.baselines.order import PICTURES_A_STEP, Waiting, plan
+from perf.bench import accepted
+from perf.bench.analysis import Ratio, analyse, isolated_slo
+from perf.bench.machine import describe
+from perf.bench.plan import LEVELS, Level, arms_in_order, capacity
+from perf.bench.report import write_report
+from perf.bench.runner import Store
+from perf.load import Record, Run
+from perf.statistics import TAIL, Interval, highest_quantile, make_blocks, paired_ratio, quantile
+from perf.workloads import make_workload
+
+
+@pytest.mark.parametrize(("count", "q"), [(1000, 0.99), (999, 0.95), (200, 0.95), (199, 0.90), (100, 0.90), (99, 0.5)])
+def test_a_quantile_needs_its_samples(count: int, q: float) -> None:
+    assert highest_quantile(count, TAIL) == q
+
+
+def test_unanswered_requests_are_the_tail() -> None:
+    values = np.array([1.0] * 89 + [np.inf] * 11)
+    assert quantile(values, 0.5) == 1.0
+    assert quantile(values, 0.9) == np.inf
+
+
+def test_paired_interval_is_tight_where_arms_differ_by_a_factor() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.lognormal(0, 1.5, 400)
+    blocks = make_blocks({"slow": (3 * base).tolist(), "fast": base.tolist()}, np.arange(400.0).tolist(), 10.0)
+    ratio = paired_ratio(blocks, "slow", "fast", lambda values: quantile(values, 0.9))
+    assert ratio == Interval(pytest.approx(3.0), pytest.approx(3.0), pytest.approx(3.0))
+
+
+def test_interval_covers_the_truth_of_independent_arms() -> None:
+    rng = np.random.default_rng(2)
+    covered = 0
+    for _ in range(20):
+        values = {"a": (2 * rng.exponential(size=300)).tolist(), "b": rng.exponential(size=300).tolist()}
+        blocks = make_blocks(values, np.arange(300.0).tolist(), 5.0)
+        ratio = paired_ratio(blocks, "a", "b", lambda values: quantile(values, 0.5))
+        covered += ratio.low <= 2.0 <= ratio.high
+    assert covered >= 16
+
+
+waiting = st.lists(
+    st.builds(Waiting, st.integers(0, 10**6), st.floats(0, 100), st.integers(0, 16)), unique_by=lambda w: w.number
+)
+
+
+@given(waiting, st.sampled_from(["fcfs", "text_first"]), st.booleans())
+def test_a_monolith_always_goes_on_within_its_budget(requests: list[Waiting], policy: str, busy: bool) -> None:
+    chosen = plan(requests, 100.0, policy, busy).encode
+    assert bool(chosen) == bool(requests)
+    assert sum(pictures for _, pictures in chosen) <= PICTURES_A_STEP
+    left = {request.number: request.pictures_left for request in requests}
+    assert all(0 <= pictures <= left[number] for number, pictures in chosen)
+
+
+def test_fcfs_lets_nobody_overtake_and_text_first_does() -> None:
+    requests = [Waiting(1, 0.0, 16), Waiting(2, 1.0, 4), Waiting(3, 2.0, 0)]
+    assert plan(requests, 3.0, "fcfs", busy=True).encode == ((1, PICTURES_A_STEP),)
+    assert plan(requests, 3.0, "text_first", busy=True).encode == ((3, 0), (2, 1))
+
+
+def test_every_arm_runs_in_every_seed_and_not_in_the_same_order() -> None:
+    level = LEVELS["full"]
+    orders = [arms_in_order(level, index) for index in range(len(level.seeds))]
+    assert orders[0][0] == "monolith"  # its capacity sets the rates
+    assert all(sorted(order) == sorted(level.arms) for order in orders)
+    assert len(set(orders)) > 1
+
+
+def record(number: int, modality: str, ttft_s: float, gap_s: float) -> Record:
+    at = number * 0.5
+    end_s = at + ttft_s + 3 * gap_s
+    pictures = int(modality == "image")
+    return Record(number, modality, pictures, at, "ok", "", at, at + ttft_s, end_s, [gap_s] * 3, 10, 4)
+
+
+def a_run(kinds: list[str], ttft_s: float, gap_s: float) -> Run:
+    records = [record(number, kind, ttft_s, gap_s) for number, kind in enumerate(kinds)]
+    return Run(records, 0.5 * len(kinds) + 1, 0.02, 0.001)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> tuple[Level, Store]:
+    """A quick bench in which the product's first tokens come four times sooner."""
+    level, store = LEVELS["quick"], Store(tmp_path)
+    workload = make_workload("image-burst", rate=2.0, seconds=level.seconds, seed=1)
+    workload.save(store.workload("image-burst", 1))
+    kinds = [request.modality for request in workload.requests]
+    for arm, ttft_s in (("monolith", 0.8), ("product", 0.2)):
+        a_run(kinds, ttft_s, ttft_s / 10).save(store.run("image-burst", 1, arm))
+        a_run(["text"] * 8, ttft_s, 0.01).save(store.run("saturation-single-text", 1000, arm))
+        a_run(["image"] * 4, ttft_s, 0.01).save(store.run("saturation-single-image", 1000, arm))
+    a_run(["text"] * 4, 0.05, 0.02).save(store.run("isolated-single-text", 1000, "monolith"))
+    a_run(["image"] * 4, 0.10, 0.02).save(store.run("isolated-single-image", 1000, "monolith"))
+    return level, store
+
+
+def test_report_shows_ratios_classes_and_goodput(measured: tuple[Level, Store]) -> None:
+    level, store = measured
+    analysis = analyse(level, store)
+    named = {ratio.name: ratio.interval.value for ratio in analysis.ratios}
+    (ttft,) = (value for name, value in named.items() if name.startswith("image-burst text TTFT"))
+    assert ttft == pytest.approx(4.0)
+    assert named["saturation text tokens/s product/monolith"] == pytest.approx(1.0)
+    (table,) = analysis.tables
+    cells = {(cell.arm, cell.modality): cell for cell in table.cells}
+    assert cells["product", "text"].kept == 1.0  # 200 ms are within 5 x 50 ms
+    assert cells["monolith", "text"].kept == 0.0
+    page = write_report(store.folder, level, analysis, describe(), {"Extra": "a < b"}).read_text()
+    assert "(e) triton-vlm" in page
+    assert "image-burst text TTFT" in page
+    assert "a &lt; b" in page
+    assert (store.folder / "image-burst.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_slo_is_a_multiple_of_the_monolith_alone(measured: tuple[Level, Store]) -> None:
+    slo = isolated_slo(measured[1])
+    assert slo.ttft_s == {"text": pytest.approx(0.25), "image": pytest.approx(0.5)}
+    many = record(0, "image", 1.0, 0.0)
+    many.pictures = 10
+    assert slo.ttft_slo_s(many) == pytest.approx(0.25 + 10 * 0.25)
+
+
+def test_rates_follow_from_saturation() -> None:
+    found = capacity(a_run(["text"] * 8, 0.1, 0.0), a_run(["image"] * 8, 0.1, 0.0))
+    assert found.text_s == pytest.approx(5 / 8)
+    assert found.picture_s == 0.0
+    assert found.rate("single-text", 0.5) == pytest.approx(0.5 / found.text_s)
+
+
+def test_guard_fails_only_far_below_what_was_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "accepted.json"
+
+    def ratio(value: float) -> Ratio:
+        return Ratio("x", Interval(value, value, value))
+
+    assert accepted.compare([ratio(1.0)], path) == []
+    accepted.accept([ratio(3.0)], describe(), path)
+    assert json.loads(path.read_text())["ratios"] == {"x": 3.0}
+    assert accepted.compare([ratio(1.1)], path) == []
+    (line,) = accepted.compare([ratio(0.9)], path)
+    assert "was 3.00" in line
