@@ -31,6 +31,7 @@ from perf.mix import Ask, mix
 from perf.processes import held, stubs, workers
 
 TOKENS = 12
+PAUSE_S = 2.0  # after an error: a server that restarts refuses all that comes at once
 GRACE_S = 5.0  # a client's own limit, beyond the deadline that the server is told
 
 
@@ -51,7 +52,9 @@ async def ask_all(url: str, asks: Sequence[Ask], clients: int, deadline_s: float
     async def client() -> None:
         async with AsyncVlmClient(url, retry=RetryPolicy(attempts=1)) as vlm:
             for number in numbers:
-                ends[number] = await _ask(vlm, asks[number], deadline_s)
+                end = ends[number] = await _ask(vlm, asks[number], deadline_s)
+                if end.error is not None:
+                    await asyncio.sleep(PAUSE_S)
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return [end for end in ends if end is not None]

@@ -34,12 +34,22 @@ def total(found: dict[str, float], name: str) -> float:
     return sum(value for series, value in found.items() if series.startswith(name))
 
 
-def wait_until_idle(server: Endpoints, limit_s: float = 30.0) -> dict[str, float]:
-    """The gauges of work in progress, once they are all 0 or `limit_s` is over."""
+def wait_until_idle(server: Endpoints, limit_s: float = 60.0) -> dict[str, float]:
+    """The gauges of work in progress, once they are all 0 or `limit_s` is over.
+
+    Raises:
+        OSError: the server has not answered by then.
+    """
     deadline = time.monotonic() + limit_s
     while True:
-        now = samples(server)
-        left = {name: total(now, name) for name in GAUGES}
-        if not any(left.values()) or time.monotonic() > deadline:
-            return left
+        over = time.monotonic() > deadline
+        try:
+            now = samples(server)
+        except OSError:  # it may be restarting
+            if over:
+                raise
+        else:
+            left = {name: total(now, name) for name in GAUGES}
+            if over or not any(left.values()):
+                return left
         time.sleep(0.2)
