@@ -106,7 +106,7 @@ def aiperf(binary: str, plan: Plan, requests: Sequence[Request]) -> tuple[list[s
     command = [binary, "profile", "-m", plan.model, "-u", plan.url, "--endpoint-type", "chat", "--streaming"]
     command += ["--input-file", str(data), "--custom-dataset-type", "single_turn"]
     command += ["--request-rate", f"{plan.rate:g}", "--request-count", str(plan.requests)]
-    # else it asks the Hugging Face hub for a tokenizer of the model's name
+    # else it asks the Hugging Face hub for a tokenizer of the model's name; this one it downloads too, but once
     command += ["--tokenizer", "builtin", "--use-server-token-count"]
     command += ["--extra-inputs", "ignore_eos:true", "--output-artifact-dir", str(plan.folder), "--ui", "none"]
     return command, plan.folder / "profile_export_aiperf.json", read_aiperf
