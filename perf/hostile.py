@@ -31,7 +31,7 @@ from python_backends.media.stage import DecodeStage
 from tests.media.driving import artifacts_in, submit
 
 SIDE = 8000  # 64 million pixels: the default of limits.image_pixels_mp
-POOL = {"timeout_ms": 60_000}
+POOL = {"threads": 1, "timeout_ms": 60_000}
 COLOUR = (10, 200, 30)
 
 
@@ -167,7 +167,7 @@ class Stage:
         for process in self._processes:
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak counts from here
         begin = self._seconds()
-        answer = submit(self._stage, file)
+        answer = submit(self._stage, file).result(60)
         return Cost(
             answer.message if isinstance(answer, ServingError) else "tile",
             self._seconds() - begin,
@@ -191,7 +191,7 @@ def running_stage(side: int = SIDE) -> Iterator[Stage]:
         decoding = DecodeStage("image_decode", artifacts_in(Path(folder), POOL, image_pixels_mp=side**2 / 1e6))
         decoding.start()
         try:
-            submit(decoding, _saved("PNG", 8, 8))
+            submit(decoding, _saved("PNG", 8, 8)).result(60)
             yield Stage(decoding)
         finally:
             decoding.close()

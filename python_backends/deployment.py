@@ -30,6 +30,7 @@ class PreprocessPool(_Section):
     """Media decode: encoded bytes to UINT8 tiles."""
 
     instances: int = Field(1, ge=1, le=64)  # one Triton instance, with one worker process, each
+    threads: int = Field(0, ge=0, le=256)  # small pictures, and as many large ones, at a time; 0: all cores
     batch_size: int = Field(8, ge=1, le=256)
     queue_delay_ms: float = Field(0.0, ge=0, le=1000)  # decoding gains nothing from a batch: never wait for one
     timeout_ms: int = Field(10_000, ge=100)  # a call that takes longer is a hung worker

@@ -133,7 +133,7 @@ def fuzz(seconds: float, seed: int, report: Report) -> None:
     """Runs for that long; the report is filled as it goes (Culprit)."""
     random_ = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        stage = DecodeStage("image_decode", artifacts_in(Path(folder), {"timeout_ms": 60_000}))
+        stage = DecodeStage("image_decode", artifacts_in(Path(folder), {"threads": 1, "timeout_ms": 60_000}))
         stage.start()
         try:
             (worker,) = psutil.Process().children()
@@ -148,7 +148,7 @@ def fuzz(seconds: float, seed: int, report: Report) -> None:
 
 def _try(stage: DecodeStage, worker: psutil.Process, file: bytes, report: Report) -> None:
     before = worker.cpu_times()
-    answer = submit(stage, file)
+    answer = submit(stage, file).result(60)
     if isinstance(answer, ServingError):
         report.refused += 1
         if answer.status is not Status.INVALID_ARG or not answer.message.startswith("image: "):

@@ -8,6 +8,7 @@ from python_backends.deployment import Limits
 from python_backends.errors import ServingError, invalid
 
 FIELD = "image"  # the tensor that every refusal here names
+SMALL_PIXELS = 4_000_000  # a picture of up to so many never waits for a larger one: decoded within 0.2 s by any codec
 MAX_SIDE = 65_535  # what JPEG and GIF can say; the others could ask for a line of 2^31 pixels
 
 

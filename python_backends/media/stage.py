@@ -1,9 +1,17 @@
-"""The media decode stage as its Triton stub sees it: batches of requests in, tiles or errors out."""
+"""The media decode stage as its Triton stub sees it: a request in, tiles or an error out as soon as they are there.
+
+Every picture is a call of its own in the worker process, so none waits for a slower one that came with it. Large
+pictures have threads of their own, and share the memory of one picture of the largest size; small ones pass them by.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +21,16 @@ from numpy.typing import NDArray
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
 from python_backends.errors import ServingError, Status
-from python_backends.media.limits import ImageLimits, refuse
+from python_backends.media.lanes import Budget, Company
+from python_backends.media.limits import SMALL_PIXELS, ImageLimits, refuse
+from python_backends.media.payload import unwrap
+from python_backends.media.sniff import ImageHeader, read_header
 from python_backends.workers import SupervisedWorker, WorkerSpec
 
-_MIN_SLOT_BYTES = 64 << 20
+log = logging.getLogger(__name__)
+
+_SMALL_BYTES = 4_000_000  # of a file; more of them take long to read whatever they show
+_MIN_SLOT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,7 @@ class Decoded:
 
 
 _Item = tuple[NDArray[np.uint8], float] | ServingError  # tiles of one image and its time, or why there are none
+Answer = Callable[[Decoded | ServingError], None]
 
 
 class DecodeStage:
@@ -38,12 +53,13 @@ class DecodeStage:
         deployment = load_built_deployment(artifacts)
         pool = deployment.pools.preprocess
         tile_size = load_checkpoint(artifacts).image_size
+        threads = pool.threads or len(os.sched_getaffinity(0))
         self._limits = ImageLimits.of(deployment.limits)
-        replies = pool.batch_size * (tile_size * tile_size * 3 + 4096)
-        slot_bytes = max(_MIN_SLOT_BYTES, self._limits.max_payload_bytes + 4096 + replies)
-        self._call_bytes = slot_bytes - replies
-        self._call_images = pool.batch_size
         self._timeout_s = pool.timeout_ms / 1000
+        self._small, self._large = (ThreadPoolExecutor(threads, lane) for lane in ("small", "large"))
+        self._large_pixels = Budget(self._limits.max_pixels)
+        self._waiting_bytes = Budget(pool.batch_size * self._limits.max_payload_bytes)
+        self._company = Company()
         self._worker = SupervisedWorker(
             WorkerSpec(
                 name=name,
@@ -52,9 +68,10 @@ class DecodeStage:
                     "tile_size": tile_size,
                     "max_bytes": self._limits.max_bytes,
                     "max_pixels": self._limits.max_pixels,
+                    "threads": threads,
                 },
-                slots=2,
-                slot_bytes=slot_bytes,
+                slots=2 * threads,
+                slot_bytes=max(_MIN_SLOT_BYTES, self._limits.max_bytes + tile_size * tile_size * 3 + 4096),
                 call_timeout_s=self._timeout_s,
             ),
             on_death=on_death,
@@ -65,70 +82,97 @@ class DecodeStage:
         self._worker.start()
 
     def close(self) -> None:
-        """End the worker process."""
+        """End the worker process; what waits is not decoded any more."""
+        for lane in (self._small, self._large):
+            lane.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
 
-    def decode(self, requests: Sequence[NDArray[np.object_]]) -> list[Decoded | ServingError]:
-        """Decode the `image` tensors of several requests ([images, 1], payloads as clients sent them), by position."""
-        images = [image for request in requests for image in request.reshape(-1)]
-        items: list[_Item] = [self._check(image) or _NOT_DONE for image in images]
-        for group in self._groups([index for index, item in enumerate(items) if item is _NOT_DONE], images):
-            for index, item in zip(group, self._decode_group([images[i] for i in group]), strict=True):
-                items[index] = item
-        answers: list[Decoded | ServingError] = []
-        at = 0
-        for request in requests:
-            answers.append(_together(items[at : at + request.size]))
-            at += request.size
-        return answers
+    def submit(self, request: NDArray[np.object_], answer: Answer) -> None:
+        """Decode the `image` tensor of one request ([images, 1], payloads as clients sent them).
 
-    def _check(self, image: object) -> ServingError | None:
-        if not isinstance(image, bytes):
-            return refuse(f"must be bytes, not {type(image).__name__}")
+        `answer` is called once, from any thread, as soon as its last image is done. Blocks while too many bytes wait:
+        they lie in Triton's shared memory until they are answered.
+        """
+        images = list(request.reshape(-1))
+        weight = sum(len(image) for image in images if isinstance(image, bytes))
+        self._waiting_bytes.take(weight)
+
+        def finish(items: Sequence[_Item]) -> None:
+            try:
+                answer(_together(items))
+            finally:
+                self._waiting_bytes.give_back(weight)
+
+        gather = _Gather(len(images), finish)
+        for index, image in enumerate(images):
+            self._start(image, lambda item, index=index: gather.put(index, item))  # type: ignore[misc]
+
+    def _start(self, image: object, done: Callable[[_Item], None]) -> None:
         try:
-            self._limits.check_payload(len(image))
+            if not isinstance(image, bytes):
+                raise refuse(f"must be bytes, not {type(image).__name__}")
+            data = unwrap(image, self._limits)
+            header = read_header(data, self._limits)
         except ServingError as refusal:
-            return refusal
-        return None
+            done(refusal)
+            return
+        small = header.width * header.height <= SMALL_PIXELS and len(data) <= _SMALL_BYTES
+        lane, run = (self._small, self._decode) if small else (self._large, self._decode_large)
+        lane.submit(lambda: done(_whatever_happens(lambda: run(data, header))))
 
-    def _groups(self, indices: Sequence[int], images: Sequence[bytes]) -> list[list[int]]:
-        """What fits into one call of the worker."""
-        groups: list[list[int]] = []
-        room = 0
-        for index in indices:
-            need = len(images[index]) + 64  # arrays are aligned
-            if not groups or need > room or len(groups[-1]) == self._call_images:
-                groups.append([])
-                room = self._call_bytes
-            groups[-1].append(index)
-            room -= need
-        return groups
+    def _decode_large(self, data: bytes, header: ImageHeader) -> _Item:
+        with self._large_pixels.hold(header.width * header.height):
+            return self._decode(data, header)
 
-    def _decode_group(self, images: Sequence[bytes]) -> list[_Item]:
-        try:
-            reply = self._worker.call("decode", [np.frombuffer(image, np.uint8) for image in images])
-        except ServingError as error:
-            if error.status is not Status.UNAVAILABLE or len(images) == 1:
-                return [error] * len(images)
-            # The worker died or hung: one picture did it, so each goes alone, and only the culprit fails.
-            return self._one_by_one(images, error)
-        return [
-            refuse(error.removeprefix("image: ")) if error else (tiles, milliseconds)
-            for tiles, error, milliseconds in zip(
-                reply.arrays, reply.meta["errors"], reply.meta["decode_ms"], strict=True
-            )
-        ]
+    def _decode(self, data: bytes, header: ImageHeader) -> _Item:
+        """One picture; when the worker died or hung, once more, alone, so that only the culprit fails."""
+        with self._company.beside() as visit:
+            started = time.monotonic()
+            try:
+                return self._call(data, header)
+            except ServingError as error:
+                if error.status is not Status.UNAVAILABLE or not visit.shared:
+                    raise
+                first = error
+        with self._company.alone():
+            if time.monotonic() - started > 2 * self._timeout_s:  # behind others that hang
+                raise first
+            return self._call(data, header)
 
-    def _one_by_one(self, images: Sequence[bytes], error: ServingError) -> list[_Item]:
-        """Within the time of two hangs; what is left then shares the first error."""
-        deadline = time.monotonic() + 2 * self._timeout_s
-        items: list[_Item] = []
-        for image in images:
-            items += self._decode_group([image]) if time.monotonic() < deadline else [error]
-        return items
+    def _call(self, data: bytes, header: ImageHeader) -> _Item:
+        reply = self._worker.call("decode", [np.frombuffer(data, np.uint8)], vars(header))
+        error = reply.meta["error"]
+        return refuse(error.removeprefix("image: ")) if error else (reply.arrays[0], reply.meta["decode_ms"])
 
 
-_NOT_DONE = ServingError(Status.INTERNAL, "image: not decoded")
+class _Gather:
+    """Puts the images of a request together again, whatever the order they are done in."""
+
+    def __init__(self, count: int, finish: Callable[[Sequence[_Item]], None]) -> None:
+        self._items: dict[int, _Item] = {}
+        self._count = count
+        self._finish = finish
+        self._lock = threading.Lock()
+        if count == 0:
+            finish([])
+
+    def put(self, index: int, item: _Item) -> None:
+        with self._lock:
+            self._items[index] = item
+            complete = len(self._items) == self._count
+        if complete:
+            self._finish([self._items[i] for i in range(self._count)])
+
+
+def _whatever_happens(run: Callable[[], _Item]) -> _Item:
+    """A request that is never answered is the worst of all errors."""
+    try:
+        return run()
+    except ServingError as error:
+        return error
+    except Exception as error:
+        log.exception("image_decode")
+        return ServingError(Status.INTERNAL, f"image: not decoded ({type(error).__name__}: {error})")
 
 
 def _together(items: Sequence[_Item]) -> Decoded | ServingError:

@@ -1,7 +1,8 @@
 """The worker process: loads one target, answers calls, steps the engine while it has work.
 
-A target is a class with `__init__(config)` and `handle(op, arrays, meta) -> (arrays, meta)`. An engine also has
-`busy: bool` and `step() -> payload | None`; its payloads reach the stub as events.
+A target is a class with `__init__(config)` and `handle(op, arrays, meta) -> (arrays, meta)`. One whose `side_by_side`
+is true gets as many calls at a time as there are slots, each in a thread. An engine also has `busy: bool` and
+`step() -> payload | None`; its payloads reach the stub as events.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -30,7 +32,7 @@ class _Pulse:
 
     def __init__(self, connection: Connection, interval_s: float) -> None:
         self._lock = threading.Lock()  # one writer at a time on the connection
-        self._busy_since: float | None = None
+        self._begun: dict[object, float] = {}  # work under way; setting, deleting and copying are atomic
         self._connection = connection
         self._interval_s = interval_s
 
@@ -41,11 +43,12 @@ class _Pulse:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Marks the time that the stub counts against a hang."""
-        self._busy_since = time.monotonic()
+        work = object()
+        self._begun[work] = time.monotonic()
         try:
             yield
         finally:
-            self._busy_since = None
+            del self._begun[work]
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
@@ -54,7 +57,7 @@ class _Pulse:
         while True:
             time.sleep(self._interval_s)
             try:
-                self.send(Heartbeat(self._busy_since))
+                self.send(Heartbeat(min(self._begun.copy().values(), default=None)))
             except OSError:
                 return  # the stub is gone, and soon we are
 
@@ -85,18 +88,26 @@ def main(socket_fd: int, memory_fd: int) -> None:
 
 def _loop(connection: Connection, pulse: _Pulse, memory: SlotMemory, target: Any) -> None:
     is_engine = hasattr(target, "step")
+    threads = ThreadPoolExecutor(memory.count, "call") if getattr(target, "side_by_side", False) else None
     while True:
         stepping = is_engine and target.busy
         if connection.poll(0 if stepping else None):  # calls go before the next step
             call: Call = connection.recv()
-            with pulse.working():
-                result = _answer(memory, target, call)
-            pulse.send(result)
+            if threads is None:
+                _serve(pulse, memory, target, call)
+            else:
+                threads.submit(_serve, pulse, memory, target, call)
         elif stepping:
             with pulse.working():
                 payload = target.step()
             if payload is not None:
                 pulse.send(Event(payload))
+
+
+def _serve(pulse: _Pulse, memory: SlotMemory, target: Any, call: Call) -> None:
+    with pulse.working():
+        result = _answer(memory, target, call)
+    pulse.send(result)
 
 
 def _answer(memory: SlotMemory, target: Any, call: Call) -> Result:

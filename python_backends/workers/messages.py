@@ -63,6 +63,6 @@ class Event:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The process is alive; `busy_since` is when its current work began (CLOCK_MONOTONIC seconds), None when idle."""
+    """The process is alive; `busy_since` is when its oldest work began (CLOCK_MONOTONIC seconds), None when idle."""
 
     busy_since: float | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,15 @@ def artifacts_in(folder: Path, pool: dict[str, Any] | None = None, **limits: Any
     return folder
 
 
-def submit(stage: DecodeStage, *images: object) -> Outcome:
+def submit(stage: DecodeStage, *images: object) -> Future[Outcome]:
     """One request of these images."""
     array = np.empty((len(images), 1), np.object_)
     array[:, 0] = images
-    return stage.decode([array])[0]
+    future: Future[Outcome] = Future()
+    stage.submit(array, future.set_result)
+    return future
+
+
+def decode(stage: DecodeStage, *requests: Sequence[object]) -> list[Outcome]:
+    """Several requests at once, and their answers by position."""
+    return [future.result(60) for future in [submit(stage, *images) for images in requests]]

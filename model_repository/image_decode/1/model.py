@@ -1,12 +1,13 @@
 """image_decode: encoded picture files to UINT8 tiles, in a worker process."""
 
+from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from python_backends import triton_io
 from python_backends.errors import ServingError
-from python_backends.media.stage import DecodeStage
+from python_backends.media.stage import Decoded, DecodeStage
 
 
 class TritonPythonModel:
@@ -16,14 +17,20 @@ class TritonPythonModel:
         self._stage = DecodeStage(name, triton_io.artifacts_folder(args), triton_io.restart_counter(name))
         self._stage.start()
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
-        return [
-            triton_io.stage_error_response(answer)
-            if isinstance(answer, ServingError)
-            else triton_io.response({"tiles": answer.tiles, "decode_ms": answer.decode_ms})
-            for answer in self._stage.decode(images)
-        ]
+    def execute(self, requests: list[Any]) -> None:
+        """Each request is answered when its own pictures are done, not when those of the batch are."""
+        for request in requests:
+            image = pb_utils.get_input_tensor_by_name(request, "image").as_numpy()
+            self._stage.submit(image, partial(_send, request.get_response_sender()))
 
     def finalize(self) -> None:
         self._stage.close()
+
+
+def _send(sender: Any, answer: Decoded | ServingError) -> None:
+    response = (
+        triton_io.stage_error_response(answer)
+        if isinstance(answer, ServingError)
+        else triton_io.response({"tiles": answer.tiles, "decode_ms": answer.decode_ms})
+    )
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
