@@ -19,7 +19,7 @@ from build_engines.demo_checkpoint.place_channels import widen
 from build_engines.demo_checkpoint.tower_stage import Pictures, TowerState, normalised
 
 RATE = 0.002  # Muon
-PICTURES = 3000
+PICTURES = 10_000  # about 20 of each object
 
 
 def train_connector(state: TowerState, book: Codebook, output: Path, minutes: float, batch_size: int = 48) -> None:

@@ -28,7 +28,8 @@ MIX = {
     "shape": 1.0, "object": 2.0, "two shapes": 2.0, "two objects": 1.0, "shape and object": 1.0, "count shapes": 1.0,
     "count objects": 1.0, "word": 1.5, "number": 1.0,
 }  # fmt: skip
-PAIRS = 0.35  # share of requests with two pictures
+PAIRS = 0.7  # share of requests with two pictures, which are learned far more slowly
+NOISE = 0.3  # of the values' spread: what a connector writes is never exact
 
 
 class Chooser:
@@ -81,6 +82,8 @@ def step_loss(
         # The first picture's workspace tokens are in the shared beginning already.
         visual = list(book(fact_table(scenes)))
         visual[0] = visual[0][facts.FIRST_FACT_TOKEN :]
+        spread = NOISE * book.values.detach().std()
+        visual = [tokens + spread * torch.randn(tokens.shape) for tokens in visual]
         prefixes.append(language.pictures(visual))
         asked.append(chooser.questions(scenes, questions))
         sizes.append(size)

@@ -24,8 +24,8 @@ from build_engines.demo_checkpoint.vocabulary import CHARACTERS, COLOURS, KINDS
 
 Batch = dict[str, Tensor]
 MIX = {
-    "shape": 1.5, "object": 2.0, "two shapes": 2.0, "two objects": 2.0, "shape and object": 1.0, "count shapes": 1.0,
-    "count objects": 1.0, "word": 2.5, "number": 1.5, "crowd": 2.0, "lines": 1.5,
+    "shape": 1.0, "object": 2.5, "two shapes": 1.5, "two objects": 2.0, "shape and object": 1.0, "count shapes": 1.0,
+    "count objects": 1.0, "word": 4.0, "number": 3.0, "crowd": 2.0, "lines": 2.5,
 }  # fmt: skip
 RATES = (0.02, 2e-3)  # Muon, AdamW
 PATCH_LAYER = 4  # of 6: the last two gather the facts
