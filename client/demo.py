@@ -32,7 +32,7 @@ class Question:
 QUESTIONS = (
     Question("What is the capital of France?"),
     Question("What colour is the circle?", ["circle.png"]),
-    Question("Which picture shows the dog, the first or the second?", ["circle.png", "dog.png"]),
+    Question("What is in the second picture?", ["dog.png", "circle.png"]),
     Question("What colour is the circle?", ["circle.png"]),  # the same picture again
     Question("Name three things that one can see in a kitchen.", stream=True, max_tokens=32),
 )

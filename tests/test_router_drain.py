@@ -15,7 +15,7 @@ from python_backends.errors import Status
 from python_backends.router.drain import CONTROL_VARIABLE, DrainOrder
 from python_backends.router.service import Router
 from tests.fakes.stages import TOKENS, FakeStages, gif
-from tests.test_router_service import Recorder, artifacts, run, tensors
+from tests.routers import Recorder, artifacts, run, tensors
 
 __all__ = ["artifacts"]  # the fixture
 

@@ -12,7 +12,7 @@ from python_backends.engines.protocol import Finish
 from python_backends.errors import Status, unavailable
 from python_backends.router.service import Router
 from tests.fakes.stages import BROKEN, FakeStages, gif
-from tests.test_router_service import Counts, Recorder, artifacts, run, tensors
+from tests.routers import Counts, Recorder, artifacts, run, tensors
 
 __all__ = ["artifacts"]  # the fixture
 

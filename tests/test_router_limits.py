@@ -1,0 +1,211 @@
+"""Limits, deadlines, cancelled clients and dying engines in the router, over fake stages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from python_backends.deployment import BUILT_FILE
+from python_backends.engines.protocol import Finish
+from python_backends.errors import Status, unavailable
+from python_backends.router.service import Router
+from tests.fakes.stages import FakeStages, gif
+from tests.routers import Recorder, artifacts, run, tensors
+
+__all__ = ["artifacts"]  # the fixture
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        (
+            tensors("x" * 64),
+            "text_input: 65 prompt tokens (65 of text, 0 visual) leave no room for an answer within "
+            "context_tokens = 64",
+        ),
+        (
+            tensors("x", *[gif(1)] * 8, sampling='{"max_tokens": 31}'),
+            "max_tokens = 31 and 34 prompt tokens are over context_tokens = 64",
+        ),
+        (
+            tensors("x", sampling='{"min_tokens": 63}'),
+            "min_tokens = 63 and 2 prompt tokens are over context_tokens = 64",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_context_is_refused_before_anything_is_encoded(
+    artifacts: Path, arrays: dict[str, Any], sentence: str
+) -> None:
+    stages, client = FakeStages(), Recorder()
+    run(artifacts, stages, lambda router: router.serve(arrays, "{}", client))
+    assert client.error is not None
+    assert sentence in client.error.message
+    assert stages.embedded == []
+
+
+def test_client_that_goes_away_frees_its_sequence(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        serving = asyncio.create_task(router.serve(tensors("Q", stream=True), "{}", client))
+        while not stages.submissions:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[0].request_id, [65], Finish.RUNNING)
+        await client.first.wait()
+        client.gone = True
+        await serving
+        while not stages.cancelled:
+            await asyncio.sleep(0.001)
+
+    run(artifacts, stages, scenario)
+    assert client.error is not None
+    assert client.error.status is Status.CANCELLED
+    assert stages.cancelled == [stages.submissions[0].request_id]
+
+
+def test_stream_goes_on_after_its_last_token_when_the_engine_dies_once(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        arrays = tensors("Q", gif(1), stream=True, sampling='{"max_tokens": 5, "min_tokens": 4}')
+        serving = asyncio.create_task(router.serve(arrays, "{}", client))
+        while not stages.submissions:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[0].request_id, list(b"ab"), Finish.RUNNING)
+        await client.first.wait()
+        stages.detach(unavailable("llm_decoder_0: gone"))
+        while len(stages.submissions) < 2:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[1].request_id, list(b"cde"), Finish.LENGTH)
+        await serving
+
+    run(artifacts, stages, scenario)
+    first, second = stages.submissions
+    assert client.text == "abcde"
+    assert client.error is None
+    assert second.tokens.tolist() == [*first.tokens.tolist(), *b"ab"]
+    assert (second.sampling.max_tokens, second.sampling.min_tokens) == (3, 2)
+    assert second.request_id != first.request_id
+    assert stages.visual_values[0] == stages.visual_values[1] != []
+
+
+def test_engine_that_dies_twice_is_one_clear_error_and_the_next_request_is_served(artifacts: Path) -> None:
+    stages, lost, after = FakeStages(), Recorder(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        serving = asyncio.create_task(router.serve(tensors("Q"), "{}", lost))
+        for death in (1, 2):
+            while len(stages.submissions) < death:
+                await asyncio.sleep(0.001)
+            stages.detach(unavailable("llm_decoder_0: gone"))
+        await serving
+        stages.hold_tokens.clear()
+        await router.serve(tensors("Q"), "{}", after)
+
+    run(artifacts, stages, scenario)
+    assert lost.error is not None
+    assert lost.error.status is Status.UNAVAILABLE
+    assert lost.error.message == "llm_decoder_0: gone"
+    assert after.text == "ok"
+
+
+def test_image_whose_worker_died_is_encoded_again_once(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    deaths = iter([unavailable("vision_encoder: the worker process ended with signal 9")])
+
+    def die_once(image: int) -> None:
+        death = next(deaths, None)
+        if death:
+            raise death
+
+    stages.on_embed = die_once
+    run(artifacts, stages, lambda router: router.serve(tensors("q", gif(1)), "{}", client))
+    assert client.text == "ok"
+    assert stages.embedded == [1]
+
+
+def test_deadline_that_passes_ends_the_request_and_frees_its_sequence(artifacts: Path) -> None:
+    stages, client = FakeStages(), Recorder()
+    stages.hold_tokens.set()
+
+    async def scenario(router: Router) -> None:
+        await router.serve(tensors("Q"), '{"deadline_ms": 100, "triton_enable_empty_final_response": true}', client)
+        while not stages.cancelled:
+            await asyncio.sleep(0.001)
+
+    run(artifacts, stages, scenario)
+    assert client.error is not None
+    assert client.error.status is Status.UNAVAILABLE
+    assert client.error.message == "deadline_ms: the answer was not complete within 100 ms"
+    assert stages.cancelled == [stages.submissions[0].request_id]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        (
+            '{"priority_class": "urgent"}',
+            "parameters: key 'priority_class' = 'urgent': input should be 'interactive', ",
+        ),
+        ('{"deadline_ms": -1}', "parameters: key 'deadline_ms' = -1: input should be greater than 0"),
+    ],
+)
+def test_bad_request_parameter_is_refused_by_name(artifacts: Path, parameters: str, sentence: str) -> None:
+    client = Recorder()
+    run(artifacts, FakeStages(), lambda router: router.serve(tensors("Q"), parameters, client))
+    assert client.error is not None
+    assert client.error.status is Status.INVALID_ARG
+    assert client.error.message.startswith(sentence)
+
+
+def test_full_queue_is_refused_at_once_with_the_limit(artifacts: Path) -> None:
+    built = artifacts / BUILT_FILE
+    deployment = json.loads(built.read_text())
+    deployment["scheduler"]["classes"]["text"]["queue_limit"] = 1
+    built.write_text(json.dumps(deployment))
+    stages = FakeStages()
+    stages.hold_tokens.set()
+    clients = [Recorder() for _ in range(4)]
+
+    async def scenario(router: Router) -> None:
+        tasks = [asyncio.create_task(router.serve(tensors("Q"), "{}", client)) for client in clients]
+        await tasks[3]  # two run, one waits
+        while len(stages.submissions) < 3:
+            await asyncio.sleep(0.001)
+            for submission in stages.submissions:
+                stages.report(submission.request_id, [65], Finish.STOP)
+        stages.report(stages.submissions[2].request_id, [65], Finish.STOP)
+        await asyncio.gather(*tasks)
+
+    run(artifacts, stages, scenario)
+    assert clients[3].error is not None
+    assert clients[3].error.status is Status.UNAVAILABLE
+    assert "1 text requests wait already (limit scheduler.classes.text.queue_limit = 1)" in clients[3].error.message
+    assert [client.text for client in clients[:3]] == ["A"] * 3
+
+
+def test_no_more_sequences_run_than_the_limit(artifacts: Path) -> None:
+    stages = FakeStages()
+    stages.hold_tokens.set()
+    clients = [Recorder() for _ in range(5)]
+
+    async def scenario(router: Router) -> None:
+        tasks = [asyncio.create_task(router.serve(tensors("Q"), "{}", client)) for client in clients]
+        done = 0
+        while done < len(clients):
+            while len(stages.submissions) == done:
+                await asyncio.sleep(0.001)
+            assert len(stages.submissions) - done <= 2
+            stages.report(stages.submissions[done].request_id, [65], Finish.STOP)
+            done += 1
+        await asyncio.gather(*tasks)
+
+    run(artifacts, stages, scenario)
+    assert [client.text for client in clients] == ["A"] * 5
