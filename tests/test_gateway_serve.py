@@ -75,6 +75,8 @@ def test_a_request_that_does_not_end_holds_the_end_up_no_longer_than_the_grace_t
         next(iter(stream))
         begin = time.monotonic()
         gateway.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match=r"the gateway shut down: .* grace_s = 1"):
+            list(stream)
         gateway.process.wait(15)
         assert time.monotonic() - begin >= 1
 
