@@ -1,4 +1,4 @@
-"""The examples of README and docs/openai-api.md, as written, against the real server and a gateway."""
+"""The examples of README.md and of docs/, as written, against the real server and gateway."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from tests.gateways import RunningGateway
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text() + (ROOT / "docs" / "openai-api.md").read_text()
-EXAMPLES = re.findall(r"<!-- test: (\w+) -->\n```\w+\n(.*?)```", TEXT, re.DOTALL)
+EXAMPLES = [
+    pytest.param(kind, code, id=f"{page.stem}-{number}-{kind}")
+    for page in (ROOT / "README.md", ROOT / "docs" / "clients.md", ROOT / "docs" / "openai-api.md")
+    for number, (kind, code) in enumerate(
+        re.findall(r"<!-- test: (\w+) -->\n```\w+\n(.*?)```", page.read_text(), re.DOTALL)
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +33,10 @@ def gateway(demo_server: Endpoints, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 9
+    assert len(EXAMPLES) >= 12
 
 
-@pytest.mark.parametrize(("kind", "code"), EXAMPLES, ids=[f"{kind}-{i}" for i, (kind, _) in enumerate(EXAMPLES)])
+@pytest.mark.parametrize(("kind", "code"), EXAMPLES)
 def test_example_runs_and_prints_an_answer(
     demo_server: Endpoints, gateway: RunningGateway, kind: str, code: str
 ) -> None:
