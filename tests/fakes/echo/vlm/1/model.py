@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.router.drain import DrainOrder
 
-COMMANDS = ("fail", "busy", "break", "seen", "forever", "cancellations")
+COMMANDS = ("fail", "busy", "break", "seen", "forever", "flood", "cancellations", "wait", "count")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -89,6 +89,8 @@ class TritonPythonModel:
 
 def _command(messages):
     """The command that the last message's text is, else all messages."""
+    if not messages:  # the prompt is empty
+        return ""
     content = json.loads(messages)[-1]["content"]
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     return text if text.split(" ")[0] in COMMANDS else messages
