@@ -3,7 +3,6 @@
 The model behind it is the echo fake, which answers at once and fails on demand, but for the last test.
 """
 
-import base64
 import hashlib
 import re
 import urllib.request
@@ -96,13 +95,11 @@ def test_pictures_are_chosen_removed_and_sent(page: Page) -> None:
     page.get_by_role("button", name="Remove dog.png").press("Enter")
     expect(page.locator("#pictures img")).to_have_attribute("alt", "circle.png")
     page.get_by_label("Question", exact=True).fill("What colour is the circle?")
-    with page.expect_request("**/chat/completions") as sent:
-        page.keyboard.press("Enter")
-    picture = sent.value.post_data_json["messages"][0]["content"][0]["image_url"]["url"]
-    assert base64.b64decode(picture.split(",")[1]) == (PICTURES / "circle.png").read_bytes()
+    page.keyboard.press("Enter")
     finished(page)
     expect(page.get_by_role("article", name="You asked").get_by_role("img")).to_have_count(1)
-    expect(answer(page).locator(".text")).to_have_text(re.compile(r"images=\['\w{8}'\]"))
+    digest = hashlib.sha256((PICTURES / "circle.png").read_bytes()).hexdigest()[:8]
+    expect(answer(page).locator(".text")).to_contain_text(f"images=['{digest}']")
 
 
 def test_an_answer_has_a_bar_of_its_stages(page: Page) -> None:
@@ -275,22 +272,3 @@ def test_the_pages_rules_are_strict(gateway: RunningGateway) -> None:
     assert "frame-ancestors 'none'" in policy
     assert gateway.status("/playground/__init__.py") == 404
     assert gateway.status("/playground/..%2fapp.py") == 404
-
-
-@pytest.mark.server
-def test_the_demo_model_answers_about_a_picture(browser: Browser, demo_server: Endpoints, tmp_path: Path) -> None:
-    with RunningGateway(tmp_path, servers=[demo_server.grpc]) as real, opened(browser, real) as page:
-        ask(page, "What colour is the circle?", "circle.png")
-        finished(page)
-        expect(answer(page).locator(".text")).to_have_text(re.compile(r"\w+"))
-        label = answer(page).get_by_role("img", name="Time by stage").get_attribute("aria-label")
-        for stage in ("waiting", "picture decode", "vision encode", "prefill", "tokens"):
-            assert re.search(rf"{stage} [\d.,]+ ms", label or "")
-        expect(answer(page)).to_contain_text(re.compile(r"\d+ tokens in, \d+ of them pictures; \d+ out"))
-        page.set_input_files("#files", [{"name": "notes.txt", "mimeType": "image/png", "buffer": b"not a picture"}])
-        expect(page.locator("#pictures li")).to_have_count(1)
-        with page.expect_response("**/chat/completions") as refused:
-            ask(page, "What is it?")
-        sentence = refused.value.json()["error"]["message"]
-        assert "image[0]" in sentence
-        expect(page.get_by_role("alert").filter(has_text=sentence)).to_be_visible()
