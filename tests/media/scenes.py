@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -41,7 +42,7 @@ def text(width: int, height: int) -> Image.Image:
     return image
 
 
-SCENES: dict[str, tuple[Callable[[int, int], Image.Image], int, int, str, dict[str, object]]] = {
+SCENES: dict[str, tuple[Callable[[int, int], Image.Image], int, int, str, dict[str, Any]]] = {
     "photo_jpeg": (photo, 1280, 960, "JPEG", {"quality": 85}),
     "photo_progressive": (photo, 1600, 800, "JPEG", {"quality": 85, "progressive": True}),
     "photo_png": (photo, 640, 480, "PNG", {}),
@@ -57,5 +58,5 @@ def encoded_scenes() -> Iterator[tuple[str, bytes]]:
     """Name and file of each scene."""
     for name, (draw, width, height, kind, options) in SCENES.items():
         file = io.BytesIO()
-        draw(width, height).save(file, kind, **options)  # type: ignore[arg-type]
+        draw(width, height).save(file, kind, **options)
         yield name, file.getvalue()
