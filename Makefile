@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 DEPLOYMENT ?= deployments/demo-cpu.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow lint bench bench-quick bench-full clean
+.PHONY: help install demo serve test lint bench bench-quick bench-full clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,18 +37,8 @@ demo: install ## serve the demo model, ask it five questions, stop
 serve: install ## serve the demo model until Ctrl-C
 	$(BIN)/tvlm serve --deployment $(DEPLOYMENT)
 
-# What starts decode workers in the test's own process fails when it follows the servers' tests; it gets a process of its own.
-ALONE := tests/test_media_fuzz.py tests/test_media_limits.py
-# Not seen to pass on this tree yet: lost stubs on the real model, and the playground in a browser.
-SLOW := tests/test_operations.py tests/test_playground.py
-ignored = $(addprefix --ignore=,$(1))
-
-test: install lint ## lint, type check, the tests
-	$(BIN)/python -m pytest $(call ignored,$(ALONE) $(SLOW))
-	$(BIN)/python -m pytest $(ALONE)
-
-test-slow: install $(VENV)/.browser ## lost stubs on the real model, and the playground in a browser
-	$(BIN)/python -m pytest $(SLOW)
+test: install lint $(VENV)/.browser ## lint, type check, the tests
+	$(BIN)/python -m pytest
 
 lint: install ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ from pillow_heif import register_heif_opener
 
 from python_backends.errors import ServingError
 from python_backends.media.stage import DecodeStage
-from tests.media.driving import artifacts_in, submit
+from tests.media.driving import artifacts_in, started, submit
 
 SIDE = 8000  # 64 million pixels: the default of limits.image_pixels_mp
 POOL = {"threads": 1, "timeout_ms": 60_000}
@@ -156,9 +156,8 @@ KINDS: dict[str, Callable[[int], bytes]] = {
 class Stage:
     """The decode stage under measurement."""
 
-    def __init__(self, stage: DecodeStage) -> None:
+    def __init__(self, stage: DecodeStage, worker: psutil.Process) -> None:
         self._stage = stage
-        (worker,) = psutil.Process().children()
         self._processes = (psutil.Process(), worker)
 
     def cost(self, file: bytes) -> Cost:
@@ -189,10 +188,10 @@ def running_stage(side: int = SIDE) -> Iterator[Stage]:
     """The largest picture is a square of that side; the other limits are the defaults."""
     with tempfile.TemporaryDirectory() as folder:
         decoding = DecodeStage("image_decode", artifacts_in(Path(folder), POOL, image_pixels_mp=side**2 / 1e6))
-        decoding.start()
         try:
+            worker = started(decoding)
             submit(decoding, _saved("PNG", 8, 8)).result(60)
-            yield Stage(decoding)
+            yield Stage(decoding, worker)
         finally:
             decoding.close()
 

@@ -26,7 +26,7 @@ import psutil
 
 from python_backends.errors import ServingError, Status
 from python_backends.media.stage import DecodeStage
-from tests.media.driving import artifacts_in, submit
+from tests.media.driving import artifacts_in, started, submit
 from tests.media.make_corpus import FOLDER
 
 SECONDS_A_FILE = 2.0
@@ -134,9 +134,8 @@ def fuzz(seconds: float, seed: int, report: Report) -> None:
     random_ = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         stage = DecodeStage("image_decode", artifacts_in(Path(folder), {"threads": 1, "timeout_ms": 60_000}))
-        stage.start()
         try:
-            (worker,) = psutil.Process().children()
+            worker = started(stage)
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 name = random_.choice(list(FILES))

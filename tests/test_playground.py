@@ -43,7 +43,7 @@ def gateway(echo_server: Endpoints, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     found = chromium()
-    assert found, "no Chromium: `make test-slow` brings one, or install the package chromium"
+    assert found, "no Chromium: `make test` brings one, or install the package chromium"
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=found)
 

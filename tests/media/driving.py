@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, parse_deployment
@@ -29,6 +30,14 @@ def artifacts_in(folder: Path, pool: dict[str, Any] | None = None, **limits: Any
     (folder / CHECKPOINT_FILE).write_text(checkpoint.model_dump_json())
     (folder / BUILT_FILE).write_text(deployment.model_dump_json())
     return folder
+
+
+def started(stage: DecodeStage) -> psutil.Process:
+    """Starts the stage and gives its worker; other tests' servers may be children of this process too."""
+    before = set(psutil.Process().children())
+    stage.start()
+    (worker,) = set(psutil.Process().children()) - before
+    return worker
 
 
 def submit(stage: DecodeStage, *images: object) -> Future[Outcome]:
