@@ -3,6 +3,17 @@
 A job waits for the encoders (when it has images), then for an LLM replica. Both lines have the same order
 (`scheduling.order`); what leaves them is bounded by budgets (`scheduling.budgets`). An endpoint is chosen when the work
 starts, by fewest pending tokens (ModServe section 4.3), not when the request arrives.
+
+The first in line that finds no room in the prefill budget is waited for, or a large one would never find any. Meanwhile
+other classes may use the room that there is, for a quarter of its own tokens in all: a picture that waits does not
+hold up text that fits, and text does not hold up the picture by more than that quarter.
+
+Bound: under any overload of the other classes a job of class c is with a replica within
+
+    aging_s + 5/4 * (A_c + L) * W / (w_c * R) + (B + L) / R    (symbols as in `scheduling.order`, B the prefill budget)
+
+as long as replicas have places for sequences: those end with their answers, whose length is nobody's to bound. One with
+images needs its turn at the encoders besides: the same without the 5/4, for their rate and budget; aging counts once.
 """
 
 from __future__ import annotations
@@ -15,6 +26,8 @@ from python_backends.scheduling.admission import AdmissionSettings, Load, Memory
 from python_backends.scheduling.budgets import Budget, EncodeController, MeasuredRate
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject, Submit
 from python_backends.scheduling.order import WaitingLine
+
+_PASSING_SHARE = 0.25  # of a job's own tokens: what may pass it while there is no room for it
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,7 @@ class _State:
     encoded: set[int] = field(default_factory=set)
     encoder_of: dict[int, tuple[int, float]] = field(default_factory=dict)  # endpoint and start of items in flight
     replica: int | None = None
+    passed_tokens: int = 0  # of jobs that went first, while it was the first and there was no room for it
     submitted_s: float = 0.0
     last_token_s: float | None = None
 
@@ -239,19 +253,36 @@ class Scheduler:
 
     def _hand_over(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        while (job := self._to_submit.first(now)) is not None:
-            replica = self._emptiest_with_room(job, now)
-            if replica is None:
+        blocked: list[Modality] = []  # classes whose first finds no room
+        blocker: _State | None = None  # the first of all, should it be one of these
+        while min(self._running) < self._settings.running_limit:
+            job = self._to_submit.first(now, without=blocked)
+            if job is None:
                 break
-            self._prefill[replica].hold((job.job_id, 0), job.prompt_tokens)
-            self._to_submit.take(job)
-            state = self._states[job.job_id]
-            state.replica, state.submitted_s = replica, now
-            self._running[replica] += 1
-            self._pending_tokens[replica] += _cost(job)
-            self._waiting[job.modality] -= 1
-            actions.append(Submit(job.job_id, replica))
+            replica = self._emptiest_with_room(job, now)
+            if replica is None or not (blocker is None or self._may_pass(job, blocker)):
+                blocker = blocker or self._states[job.job_id]
+                blocked.append(job.modality)
+                continue
+            if blocker is not None:
+                blocker.passed_tokens += job.prompt_tokens
+            actions.append(self._submit(job, replica, now))
         return actions
+
+    def _may_pass(self, job: Job, blocker: _State) -> bool:
+        if self._settings.policy == "fcfs":
+            return False
+        return blocker.passed_tokens + job.prompt_tokens <= _PASSING_SHARE * blocker.job.prompt_tokens
+
+    def _submit(self, job: Job, replica: int, now: float) -> Submit:
+        self._prefill[replica].hold((job.job_id, 0), job.prompt_tokens)
+        self._to_submit.take(job)
+        state = self._states[job.job_id]
+        state.replica, state.submitted_s = replica, now
+        self._running[replica] += 1
+        self._pending_tokens[replica] += _cost(job)
+        self._waiting[job.modality] -= 1
+        return Submit(job.job_id, replica)
 
     def _emptiest_with_room(self, job: Job, now: float) -> int | None:
         """The replica with the fewest pending tokens among those that can take the job now."""
