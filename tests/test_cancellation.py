@@ -58,11 +58,9 @@ def test_deadline_that_passes_frees_the_sequence(demo_server: Endpoints, vlm: Vl
 def test_images_of_a_client_that_left_are_not_encoded(demo_server: Endpoints, vlm: VlmClient) -> None:
     """Sixteen requests of eight images want many times what the encode budget holds."""
     requests = 16
+    pictures = [[picture("red", size=700 + 8 * r + i) for i in range(8)] for r in range(requests)]
     before, _ = statistics(demo_server, "vision_encoder")
-    streams = [
-        vlm.stream("What is it?", images=[picture("red", size=700 + 8 * r + i) for i in range(8)], **SHORTER)
-        for r in range(requests)
-    ]
+    streams = [vlm.stream("What is it?", images=images, **SHORTER) for images in pictures]
 
     def first_piece(number: int) -> str | None:
         try:
