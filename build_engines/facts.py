@@ -10,7 +10,7 @@ from build_engines.errors import BuildError
 from python_backends.checkpoint import Checkpoint
 
 IMAGE_TOKEN = "<image>"  # LLaVA's; the folder holds its id only
-MODEL_TYPE = "llava"  # one squashed tile a picture
+MODEL_TYPE = "llava"  # one squashed tile a picture, its visual tokens in the LLM's sequence
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -47,6 +47,7 @@ def read_facts(checkpoint: Path) -> Checkpoint:
             context_tokens=text["max_position_embeddings"],
             image_token=IMAGE_TOKEN,
             eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
+            fusion="decoder_only",
         )
     except KeyError as error:
         raise BuildError(f"{checkpoint / CONFIG} has no key {error}: it is not a LLaVA checkpoint") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,6 +24,16 @@ class Checkpoint(BaseModel):
     context_tokens: int  # the longest sequence the LLM was trained for
     image_token: str  # the placeholder in the chat template, such as "<image>"
     eos_token_ids: tuple[int, ...]
+    # how the LLM takes visual tokens in: decoder_only, in their places in the sequence (LLaVA, Qwen-VL, InternVL);
+    # cross_attention, beside it (Llama 3.2 Vision)
+    fusion: Literal["decoder_only", "cross_attention"] = "decoder_only"
+
+    def prompt_tokens(self, text: int, visual: int) -> int:
+        """Length of a prompt as the LLM's sequence: what prefill, KV cache, context and placement count.
+
+        ModServe (section 4.3) places by total tokens for decoder-only models, by text tokens for cross-attention ones.
+        """
+        return text + visual if self.fusion == "decoder_only" else text
 
 
 def load_checkpoint(artifacts: Path) -> Checkpoint:

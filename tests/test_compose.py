@@ -140,6 +140,7 @@ def test_artifacts_tell_the_facts(deployment: Path, output: Path) -> None:
     facts = json.loads((output / "artifacts/checkpoint.json").read_text())
     assert facts["kv_bytes_per_token"] == 2 * 2 * 2 * 2 * 2
     assert (facts["image_size"], facts["tokens_per_tile"], facts["eos_token_ids"]) == (32, 4, [2])
+    assert facts["fusion"] == "decoder_only"
     assert (output / "artifacts/chat_template.jinja").read_text() == "{{ messages }}"
 
 

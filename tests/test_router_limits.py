@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from python_backends.checkpoint import CHECKPOINT_FILE
 from python_backends.deployment import BUILT_FILE
 from python_backends.engines.protocol import Finish
 from python_backends.errors import Status, unavailable
@@ -45,6 +46,41 @@ def test_what_does_not_fit_the_context_is_refused_before_anything_is_encoded(
     assert client.error is not None
     assert sentence in client.error.message
     assert stages.embedded == []
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change top-level values of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(("fusion", "third"), [("decoder_only", 1), ("cross_attention", 0)])
+def test_replica_is_chosen_by_total_tokens_or_by_text_tokens_where_visual_ones_are_not_in_the_sequence(
+    artifacts: Path, fusion: str, third: int
+) -> None:
+    edit(artifacts / CHECKPOINT_FILE, fusion=fusion)
+    edit(artifacts / BUILT_FILE, pools={"text": {"replicas": 2}})
+    stages = FakeStages()
+    stages.hold_tokens.set()
+    # 2 text and 12 visual tokens, then 8 text tokens; the third goes where less is pending
+    sent = [tensors("x", gif(1), gif(2), gif(3)), tensors("x" * 7), tensors("y")]
+
+    async def scenario(router: Router) -> None:
+        for number, arrays in enumerate(sent, 1):
+            asyncio.create_task(router.serve(arrays, "{}", Recorder()))  # noqa: RUF006  (ends with the router)
+            while len(stages.submissions) < number:
+                await asyncio.sleep(0.001)
+
+    run(artifacts, stages, scenario)
+    assert stages.replicas == [0, 1, third]
+
+
+def test_visual_tokens_take_no_room_in_the_context_of_a_cross_attention_model(artifacts: Path) -> None:
+    edit(artifacts / CHECKPOINT_FILE, fusion="cross_attention")
+    stages, client = FakeStages(), Recorder()
+    arrays = tensors("x" * 40, *[gif(1)] * 8)  # 41 text and 32 visual tokens, where 64 fit
+    run(artifacts, stages, lambda router: router.serve(arrays, "{}", client))
+    assert client.error is None
+    assert client.text == "ok"
 
 
 def test_client_that_goes_away_frees_its_sequence(artifacts: Path) -> None:

@@ -164,7 +164,7 @@ class Router:
             job_id=new_request_id(),
             modality=modality,
             item_tokens=images.missing_tokens,
-            prompt_tokens=prompt.text_tokens + sum(images.tokens),
+            prompt_tokens=self._checkpoint.prompt_tokens(prompt.text_tokens, sum(images.tokens)),
             answer_tokens=max_tokens,
             arrived_s=now,
             ttft_slo_s=urgency.ttft_slo_s(getattr(self._deployment.scheduler.classes, modality.value).ttft_slo_ms),
@@ -199,7 +199,7 @@ class Router:
         """The answer's token limit, once the prompt fits (ServingError, INVALID_ARG)."""
         limits = self._deployment.limits
         limit = min(limits.context_tokens, self._checkpoint.context_tokens)
-        used = prompt.text_tokens + visual_tokens
+        used = self._checkpoint.prompt_tokens(prompt.text_tokens, visual_tokens)
         if used >= limit:
             raise invalid(
                 request.text_field,

@@ -25,7 +25,7 @@ class Job:
     job_id: int
     modality: Modality
     item_tokens: tuple[int, ...]  # visual tokens of each image, known from its size before it is decoded
-    prompt_tokens: int  # text and visual tokens together
+    prompt_tokens: int  # of the LLM's sequence: text, and visual tokens where these stand in it (`Checkpoint.fusion`)
     answer_tokens: int  # at most
     arrived_s: float
     ttft_slo_s: float

@@ -31,6 +31,7 @@ class FakeStages:
         self.tokens, self.hidden = TOKENS, HIDDEN
         self.embedded: list[int] = []
         self.submissions: list[Submission] = []
+        self.replicas: list[int] = []  # of each submission
         self.visual_values: list[list[float]] = []  # the first element of each visual token, by submission
         self._pool = PoolReader()
         self.cancelled: list[int] = []
@@ -63,6 +64,7 @@ class FakeStages:
 
     def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
         self.submissions += submissions
+        self.replicas += [replica] * len(submissions)
         self.visual_values += [self._visual_values(submission) for submission in submissions]
         refusals = {s.request_id: self.on_submit(s) for s in submissions}
         refused = {request_id: tagged(error) for request_id, error in refusals.items() if error is not None}
