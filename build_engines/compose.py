@@ -45,7 +45,8 @@ def _write_model(
         config.name = name
     if pool is not None:
         config.max_batch_size = pool.batch_size
-        config.dynamic_batching.max_queue_delay_microseconds = round(pool.queue_delay_ms * 1000)
+        if isinstance(pool, PreprocessPool):  # the vision encoder has a window of its own, which adapts to load
+            config.dynamic_batching.max_queue_delay_microseconds = round(pool.queue_delay_ms * 1000)
         config.instance_group[0].count = pool.instances
     target = repository / config.name
     version = target / "1"

@@ -42,7 +42,9 @@ class VisionPool(_Section):
     device: Literal["cpu"] = "cpu"
     instances: int = Field(1, ge=1, le=64)
     batch_size: int = Field(8, ge=1, le=256)
-    queue_delay_ms: float = Field(2.0, ge=0, le=1000)  # long enough for the images of one request to meet
+    # at most, for pictures that are in decode, to have them in the same batch. The window adapts: none for a lone
+    # picture or a full batch, else what a batch was measured to save, so next to none on a CPU; 0: never wait
+    queue_delay_ms: float = Field(5.0, ge=0, le=1000)
     precision: Literal["auto", "f32", "bf16"] = "auto"  # auto: bf16 where the CPU has AMX, else f32
     threads: int = Field(0, ge=0, le=256)  # 0: all cores
     nice: int = Field(0, ge=0, le=19)  # over 0: encode takes only the CPU time that the token loop leaves

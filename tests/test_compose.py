@@ -108,7 +108,7 @@ def test_the_ensemble_connects_tensors_that_exist() -> None:
 def test_values_of_the_deployment_reach_the_configs(tmp_path: Path, checkpoint: Path, output: Path) -> None:
     pools = {
         "preprocess": {"instances": 2, "batch_size": 3, "queue_delay_ms": 1.5},
-        "vision": {"instances": 4, "batch_size": 5, "queue_delay_ms": 0},
+        "vision": {"instances": 4, "batch_size": 5, "queue_delay_ms": 7},
         "text": {"replicas": 2},
     }
     build(write_deployment(tmp_path, pools=pools), output)

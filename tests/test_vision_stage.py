@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from openvino import opset13 as ops
 
 from python_backends.engines.vision_openvino import find_model, precision
-from python_backends.engines.vision_stage import Encoded, EncodeStage
+from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage
 from python_backends.errors import ServingError
+from python_backends.scheduling.window import BatchWindow
 from tests.test_media_stage import artifacts_in
 
 SIDE, TOKENS, HIDDEN = 32, 4, 8
@@ -30,13 +32,29 @@ def tiny_model(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EncodeStage]:
-    artifacts = artifacts_in(tmp_path_factory.mktemp("artifacts"))
-    tiny_model(artifacts / "vision")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = artifacts_in(tmp_path_factory.mktemp("artifacts"))
+    tiny_model(folder / "vision")
+    return folder
+
+
+def started(artifacts: Path) -> Iterator[EncodeStage]:
     encoding = EncodeStage("vision_encoder", artifacts)
     encoding.start()
     yield encoding
     encoding.close()
+
+
+@pytest.fixture(scope="module")
+def stage(artifacts: Path) -> Iterator[EncodeStage]:
+    yield from started(artifacts)
+
+
+@pytest.fixture
+def patient_stage(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EncodeStage]:
+    """Its window is a minute long."""
+    monkeypatch.setattr(BatchWindow, "saving_s", 60.0)
+    yield from started(artifacts)
 
 
 def tiles(*brightness: int, images: int = 1) -> np.ndarray:
@@ -60,6 +78,51 @@ def test_requests_of_different_numbers_of_tiles_share_a_batch(stage: EncodeStage
 def test_more_tiles_than_a_call_takes_keep_their_order(stage: EncodeStage) -> None:
     (answer,) = stage.encode([tiles(*range(150))])
     assert means(answer) == [list(range(150))]
+
+
+class Inbox:
+    """Keeps what a stage answers."""
+
+    def __init__(self) -> None:
+        self.answers: queue.Queue[tuple[int, Encoded | ServingError]] = queue.Queue()
+
+    def arrival(self, number: int, coming: int) -> Arrival:
+        return Arrival(tiles(number), coming, lambda answer: self.answers.put((number, answer)))
+
+    def get(self) -> tuple[int, list[list[float]]]:
+        number, answer = self.answers.get(timeout=20)
+        return number, means(answer)
+
+
+def test_lone_picture_is_encoded_within_its_call(stage: EncodeStage) -> None:
+    inbox = Inbox()
+    stage.submit([inbox.arrival(5, coming=0)])
+    assert inbox.answers.qsize() == 1
+    assert inbox.get() == (5, [[5]])
+
+
+def test_picture_waits_for_one_that_comes_and_is_encoded_with_it(patient_stage: EncodeStage) -> None:
+    inbox = Inbox()
+    patient_stage.submit([inbox.arrival(5, coming=1)])
+    assert inbox.answers.empty()
+    patient_stage.submit([inbox.arrival(6, coming=0)])
+    (_, first), (_, second) = (inbox.answers.get_nowait() for _ in range(2))
+    assert (means(first), means(second)) == ([[5]], [[6]])
+    assert isinstance(first, Encoded)
+    assert isinstance(second, Encoded)
+    assert first.encode_ms == second.encode_ms  # of one batch
+
+
+def test_batch_that_is_full_waits_for_nobody(patient_stage: EncodeStage) -> None:
+    inbox = Inbox()
+    patient_stage.submit([inbox.arrival(number, coming=9) for number in range(8)])
+    assert [inbox.get()[0] for _ in range(8)] == list(range(8))
+
+
+def test_picture_that_nobody_joins_is_encoded_when_the_window_is_over(stage: EncodeStage) -> None:
+    inbox = Inbox()
+    stage.submit([inbox.arrival(5, coming=1)])
+    assert inbox.get() == (5, [[5]])
 
 
 def test_tiles_of_a_wrong_shape_fail_alone(stage: EncodeStage) -> None:

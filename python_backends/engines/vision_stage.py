@@ -1,7 +1,14 @@
-"""The vision encode stage as its Triton stub sees it: tiles of several requests in, their visual tokens out."""
+"""The vision encode stage as its Triton stub sees it: tiles of several requests in, their visual tokens out.
+
+Batches form in Triton's queue while one is encoded, and here while none is: Triton's own delay (max_queue_delay) is the
+same for the lone picture as for the first of many, so it is 0, and a batch that should wait waits here (`BatchWindow`).
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +18,11 @@ from numpy.typing import NDArray
 
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
-from python_backends.errors import ServingError, invalid
+from python_backends.errors import ServingError, Status, invalid
+from python_backends.scheduling.window import BatchWindow
 from python_backends.workers import SupervisedWorker, WorkerSpec
+
+log = logging.getLogger(__name__)
 
 _CALL_TILES = 64  # tiles in one call of the worker, which cuts them into batches
 
@@ -23,6 +33,15 @@ class Encoded:
 
     visual_tokens: NDArray[np.float16]
     encode_ms: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that wants to be encoded."""
+
+    tiles: NDArray[np.uint8]  # [images, tiles, H, W, 3]
+    coming: int  # pictures that were in decode when it left there
+    answer: Callable[[Encoded | ServingError], None]  # called once, from any thread
 
 
 class EncodeStage:
@@ -52,6 +71,11 @@ class EncodeStage:
             ),
             on_death=on_death,
         )
+        self._window = BatchWindow(pool.queue_delay_ms / 1000, pool.batch_size)
+        self._encoding = threading.Lock()  # held while a batch is encoded; guards what follows
+        self._waiting: list[Arrival] = []
+        self._since_s = 0.0  # when the first of them came
+        self._timer: threading.Timer | None = None
 
     def start(self) -> None:
         """Load and warm up the model (ServingError)."""
@@ -60,6 +84,48 @@ class EncodeStage:
     def close(self) -> None:
         """End the worker process."""
         self._worker.close()
+
+    def submit(self, arrivals: Sequence[Arrival]) -> None:
+        """Encode requests, at once or with others that come within the window.
+
+        Blocks while a batch is encoded, so that what comes meanwhile gathers in Triton's queue.
+        """
+        busy = self._encoding.locked()
+        with self._encoding:
+            if not self._waiting:
+                self._since_s = time.monotonic()
+            self._waiting += arrivals
+            pictures = sum(len(arrival.tiles) for arrival in self._waiting)
+            coming = max(arrivals[-1].coming, int(busy))  # after a batch: more have gathered, as a rule
+            left_s = self._since_s + self._window.wait_s(pictures, coming) - time.monotonic()
+            if left_s <= 0:
+                self._encode_waiting()
+            elif self._timer is None:
+                self._timer = threading.Timer(left_s, self._window_over)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _window_over(self) -> None:
+        with self._encoding:
+            self._encode_waiting()
+
+    def _encode_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._waiting = self._waiting, []
+        if not batch:
+            return
+        try:
+            answers = self.encode([arrival.tiles for arrival in batch])
+        except Exception as error:  # a request that is never answered is the worst of all errors
+            log.exception("vision_encoder")
+            answers = [ServingError(Status.INTERNAL, f"not encoded ({type(error).__name__}: {error})")] * len(batch)
+        for arrival, answer in zip(batch, answers, strict=True):
+            try:
+                arrival.answer(answer)
+            except Exception:  # its client is gone: the others still get theirs
+                log.exception("vision_encoder: not answered")
 
     def encode(self, requests: Sequence[NDArray[np.uint8]]) -> list[Encoded | ServingError]:
         """Encode the `tiles` tensors of several requests ([images, tiles, H, W, 3]) as one batch, by position."""
@@ -97,4 +163,6 @@ class EncodeStage:
             for first in range(0, len(tiles), _CALL_TILES)
         ]
         tokens = np.concatenate([reply.arrays[0] for reply in replies])
-        return tokens, sum(float(reply.meta["encode_ms"]) for reply in replies)
+        milliseconds = sum(float(reply.meta["encode_ms"]) for reply in replies)
+        self._window.encoded(len(tiles), milliseconds / 1000)
+        return tokens, milliseconds

@@ -39,6 +39,20 @@ class Budget:
             self.give_back(amount)
 
 
+class Tally:
+    """A count that several threads keep."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def add(self, number: int) -> int:
+        """Gives the count after it."""
+        with self._lock:
+            self._count += number
+            return self._count
+
+
 @dataclass
 class Visit:
     """One stay in the worker; `shared` tells whether anybody else was there during any of it."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
 from python_backends.errors import ServingError, Status
-from python_backends.media.lanes import Budget, Company
+from python_backends.media.lanes import Budget, Company, Tally
 from python_backends.media.limits import SMALL_PIXELS, ImageLimits, refuse
 from python_backends.media.payload import unwrap
 from python_backends.media.sniff import ImageHeader, read_header
@@ -35,10 +35,14 @@ _MIN_SLOT_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Decoded:
-    """A request's pictures: tiles uint8 [images, tiles, H, W, 3], and the milliseconds each image took, float32."""
+    """A request's pictures: tiles uint8 [images, tiles, H, W, 3], and the milliseconds each image took, float32.
+
+    `in_decode`, int32 [images, 1]: how many pictures of other requests the stage had not answered then.
+    """
 
     tiles: NDArray[np.uint8]
     decode_ms: NDArray[np.float32]
+    in_decode: NDArray[np.int32]
 
 
 _Item = tuple[NDArray[np.uint8], float] | ServingError  # tiles of one image and its time, or why there are none
@@ -60,6 +64,7 @@ class DecodeStage:
         self._large_pixels = Budget(self._limits.max_pixels)
         self._waiting_bytes = Budget(pool.batch_size * self._limits.max_payload_bytes)
         self._company = Company()
+        self._in_decode = Tally()
         self._worker = SupervisedWorker(
             WorkerSpec(
                 name=name,
@@ -96,10 +101,12 @@ class DecodeStage:
         images = list(request.reshape(-1))
         weight = sum(len(image) for image in images if isinstance(image, bytes))
         self._waiting_bytes.take(weight)
+        self._in_decode.add(len(images))
 
         def finish(items: Sequence[_Item]) -> None:
+            others = self._in_decode.add(-len(images))
             try:
-                answer(_together(items))
+                answer(_together(items, others))
             finally:
                 self._waiting_bytes.give_back(weight)
 
@@ -175,7 +182,7 @@ def _whatever_happens(run: Callable[[], _Item]) -> _Item:
         return ServingError(Status.INTERNAL, f"image: not decoded ({type(error).__name__}: {error})")
 
 
-def _together(items: Sequence[_Item]) -> Decoded | ServingError:
+def _together(items: Sequence[_Item], others: int) -> Decoded | ServingError:
     tiles, times = [], []
     for item in items:
         if isinstance(item, ServingError):
@@ -184,4 +191,6 @@ def _together(items: Sequence[_Item]) -> Decoded | ServingError:
         times.append(item[1])
     if not tiles:
         return refuse("it holds no element")
-    return Decoded(np.stack(tiles), np.array(times, np.float32)[:, np.newaxis])
+    return Decoded(
+        np.stack(tiles), np.array(times, np.float32)[:, np.newaxis], np.full((len(tiles), 1), others, np.int32)
+    )

@@ -31,6 +31,6 @@ def _send(sender: Any, answer: Decoded | ServingError) -> None:
     response = (
         triton_io.stage_error_response(answer)
         if isinstance(answer, ServingError)
-        else triton_io.response({"tiles": answer.tiles, "decode_ms": answer.decode_ms})
+        else triton_io.response({"tiles": answer.tiles, "decode_ms": answer.decode_ms, "in_decode": answer.in_decode})
     )
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

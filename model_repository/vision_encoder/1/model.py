@@ -1,11 +1,12 @@
 """vision_encoder: UINT8 tiles to visual tokens, in a worker process."""
 
+from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from python_backends import triton_io
-from python_backends.engines.vision_stage import EncodeStage
+from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage
 from python_backends.errors import ServingError
 
 
@@ -16,14 +17,26 @@ class TritonPythonModel:
         self._stage = EncodeStage(name, triton_io.artifacts_folder(args), triton_io.restart_counter(name))
         self._stage.start()
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        tiles = [pb_utils.get_input_tensor_by_name(request, "tiles").as_numpy() for request in requests]
-        return [
-            triton_io.stage_error_response(answer)
-            if isinstance(answer, ServingError)
-            else triton_io.response({"visual_tokens": answer.visual_tokens, "encode_ms": answer.encode_ms})
-            for answer in self._stage.encode(tiles)
-        ]
+    def execute(self, requests: list[Any]) -> None:
+        """Requests are answered with their batch, which may wait for the pictures of later calls."""
+        self._stage.submit([_arrival(request) for request in requests])
 
     def finalize(self) -> None:
         self._stage.close()
+
+
+def _arrival(request: Any) -> Arrival:
+    tiles = pb_utils.get_input_tensor_by_name(request, "tiles").as_numpy()
+    in_decode = pb_utils.get_input_tensor_by_name(request, "in_decode")
+    coming = 0 if in_decode is None else int(in_decode.as_numpy().max(initial=0))
+    return Arrival(tiles, coming, partial(_send, request, request.get_response_sender()))
+
+
+def _send(request: Any, sender: Any, answer: Encoded | ServingError) -> None:
+    """`request` is kept until now, as its tiles lie in memory of its own."""
+    response = (
+        triton_io.stage_error_response(answer)
+        if isinstance(answer, ServingError)
+        else triton_io.response({"visual_tokens": answer.visual_tokens, "encode_ms": answer.encode_ms})
+    )
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
