@@ -141,6 +141,9 @@ class Serving(_Section):
     """How `tvlm serve` treats its server."""
 
     grace_s: float = Field(120, ge=0)  # for running requests when it is told to stop; an answer can take minutes
+    # a stub that answers no health inference and gets nothing else done for so long, beyond its stage's timeout_ms, is
+    # killed and its model loaded again; the router, which has no such limit, within so long
+    hang_timeout_s: float = Field(15, gt=0)
 
 
 class Deployment(_Section):

@@ -40,6 +40,11 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
+def is_probe(request: Any) -> bool:
+    """Whether it is a health inference of `tvlm serve`, which only wants to be answered."""
+    return "tvlm_probe" in request.parameters()
+
+
 def input_arrays(request: Any) -> dict[str, NDArray[Any]]:
     """The tensors that a request (or a BLS response) carries; absent optional ones are absent here."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

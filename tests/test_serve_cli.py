@@ -60,11 +60,11 @@ def tvlm(monkeypatch, capsys):
 class ServedByTvlm:
     """A running `tvlm serve` on the echo fake, up to its "Ready" line."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, deployment: Path = DEPLOYMENT) -> None:
         self.ports = free_ports()
         self.grpc = f"grpc://127.0.0.1:{self.ports.grpc}"
         asked = [f"--{name}-port={port}" for name, port in vars(self.ports).items()]
-        command = [sys.executable, FAKE_TVLM, "serve", "-d", DEPLOYMENT, "-o", output, "--host", "127.0.0.1", *asked]
+        command = [sys.executable, FAKE_TVLM, "serve", "-d", deployment, "-o", output, "--host", "127.0.0.1", *asked]
         command.append("--grace-s=60")
         self.process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self.printed: list[str] = []

@@ -9,14 +9,16 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+import yaml
 
 from client import RetryPolicy, VlmClient, VlmError
 from client.serving.server import Server
 from tests.conftest import echo_output, free_ports
-from tests.test_serve_cli import ServedByTvlm
+from tests.test_serve_cli import DEPLOYMENT, ServedByTvlm
 from tests.waiting import until
 
 
@@ -28,7 +30,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedByTvlm]:
     shutil.copytree(repository / "vlm", repository / "stage")
     config = repository / "stage" / "config.pbtxt"
     config.write_text(config.read_text().replace('"vlm"', '"stage"'))
-    server = ServedByTvlm(output)
+    values = yaml.safe_load(DEPLOYMENT.read_text())
+    values |= {"pools": {"text": {"stall_timeout_ms": 1000}}, "serving": {"hang_timeout_s": 3}}
+    (output / "impatient.yaml").write_text(yaml.safe_dump(values))
+    server = ServedByTvlm(output, output / "impatient.yaml")
     yield server
     server.process.kill()
     server.process.wait()
@@ -66,6 +71,20 @@ def test_model_whose_stub_is_lost_is_not_ready_and_then_loaded_again(
     assert until(lambda: not is_ready(served, "stage"), 20)
     assert until(lambda: is_ready(served, "stage"), 60)
     assert stub_of(served, "stage") != lost
+    assert router.is_running()
+
+
+def test_stub_that_lives_and_answers_nobody_is_replaced(served: ServedByTvlm) -> None:
+    hung, router = stub_of(served, "stage"), stub_of(served, "vlm")
+    text = triton.InferInput("text_input", [1], "BYTES")
+    text.set_data_from_numpy(np.array([b"deadlock"], np.object_))
+    with triton.InferenceServerClient(f"127.0.0.1:{served.ports.grpc}") as client:
+        client.start_stream(lambda result, error: None)
+        client.async_stream_infer("stage", [text])
+        assert until(lambda: not hung.is_running(), 60)
+        client.stop_stream(cancel_requests=True)
+    assert until(lambda: is_ready(served, "stage"), 60)
+    assert stub_of(served, "stage") != hung
     assert router.is_running()
 
 

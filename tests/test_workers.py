@@ -15,6 +15,7 @@ import pytest
 
 from python_backends.errors import ServingError, Status
 from python_backends.workers import SupervisedWorker, WorkerSpec
+from tests.waiting import until
 
 
 @contextmanager
@@ -64,6 +65,23 @@ def test_worker_that_hangs_in_native_code_is_killed_after_the_call_timeout() -> 
         with pytest.raises(ServingError, match=r"hung: busy for .* \(limit 0.5 s\)"):
             stage.call("hang")
         assert stage.restarts == 1 or stage.call("double")
+
+
+def test_worker_that_deadlocks_between_two_calls_is_replaced() -> None:
+    """It is idle and its heart beats: only the call that it does not take up shows it."""
+    with worker("FakeEngine", call_timeout_s=0.5) as engine:
+        engine.call("deadlock")
+        with pytest.raises(ServingError, match="hung: a call was not taken up for"):
+            engine.call("count")
+        assert until(lambda: engine.ready, 20)
+        assert engine.call("count").meta == {}
+
+
+def test_failing_listener_costs_the_worker_and_not_the_watch_over_it() -> None:
+    with worker("FakeEngine", on_event=lambda _: 1 / 0, on_death=lambda _: 1 / 0) as engine:
+        engine.call("count", meta={"count": 1})
+        assert until(lambda: engine.restarts == 1, 20)
+        assert engine.call("count").meta == {}
 
 
 def test_exception_in_the_target_is_answered_and_harms_nothing_else() -> None:

@@ -19,9 +19,9 @@ def open_server(deployment: Path, output: Path, console: Console, ports: Ports, 
         DeploymentError: the deployment file is at fault.
         ServeError: the deployment can't be built.
     """
-    limits = load_deployment(deployment).limits
+    values = load_deployment(deployment)
     compose(deployment, output, console, force=False)
-    return Server(output, ports, host, images=limits.images_per_request > 0)
+    return Server(output, ports, host, deployment=values)
 
 
 def compose(deployment: Path, output: Path, console: Console, *, force: bool) -> None:

@@ -6,6 +6,7 @@ import io
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,12 +18,14 @@ from client.api import VlmClient
 from client.serving.control import RepositoryControl
 from client.serving.errors import ServeError
 from client.serving.ports import Ports
+from client.serving.probes import Probes, hang_limit_s
 from client.serving.process import TritonProcess, wait_until
 from client.serving.regions import sweep
 from client.serving.runtime import find_runtime
 from client.serving.stubs import StubWatch
 from client.serving.watcher import Watcher
 from client.types import VlmError
+from python_backends.deployment import Deployment
 from python_backends.router.drain import CONTROL_VARIABLE, DrainOrder
 
 log = logging.getLogger(__name__)
@@ -46,8 +49,10 @@ class Endpoints:
 class Server:
     """A tritonserver on a composed output folder. A context manager: ready inside, gone after it."""
 
-    def __init__(self, output: Path, ports: Ports, host: str = "127.0.0.1", *, images: bool = True) -> None:
-        """Describe the server: `images` False leaves out the warm-up with a picture.
+    def __init__(
+        self, output: Path, ports: Ports, host: str = "127.0.0.1", *, deployment: Deployment | None = None
+    ) -> None:
+        """Describe the server of a deployment, or of a folder whose limits are all the defaults.
 
         Raises:
             ServeError: the folder holds no composed repository.
@@ -59,7 +64,7 @@ class Server:
         self._output = output
         self._ports = ports
         self._host = host
-        self._images = images
+        self._deployment = deployment or Deployment(checkpoint=output)
         self._process: TritonProcess | None = None
         reachable = "localhost" if host in ("0.0.0.0", "::") else host
         self.endpoints = Endpoints(
@@ -93,6 +98,7 @@ class Server:
             ServeError: tritonserver ended by itself, or can't be brought back.
         """
         watcher = Watcher(self._control, self._restart, _START_S)
+        probes = Probes(self.endpoints.http, partial(hang_limit_s, self._deployment))
         watched: TritonProcess | None = None
         while True:
             assert self._process is not None, "run() belongs inside the with block"
@@ -100,9 +106,12 @@ class Server:
                 watched = self._process
                 watch = StubWatch(psutil.Process(watched.pid))
             losses = watch.look()
+            for model, reason in probes.look(watch.models).items():
+                losses += watch.losses_of(model, reason)
             if losses and not watched.has_ended_within(_DYING_S):
                 for loss in losses:
                     watch.forget(loss.model)  # a reload ends its other instances too
+                    probes.forget(loss.model)
                     loss.end()
                 watcher.mend(losses)
             elif watched.has_ended_within(_LOOK_S):
@@ -156,7 +165,7 @@ class Server:
         try:
             with VlmClient(self.endpoints.grpc) as vlm:
                 vlm.generate("Hi", max_tokens=1, timeout_s=_WARM_S)
-                if self._images:
+                if self._deployment.limits.images_per_request:
                     vlm.generate("Hi", images=[_small_picture()], max_tokens=1, timeout_s=_WARM_S)
         except VlmError as error:
             if process.poll() is not None:

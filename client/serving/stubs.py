@@ -59,6 +59,15 @@ class StubWatch:
             self._forget(loss.pid)
         return losses
 
+    @property
+    def models(self) -> set[str]:
+        """Those with stubs."""
+        return set(self._known.values())
+
+    def losses_of(self, model: str, reason: str) -> list[Loss]:
+        """All stubs of a model, lost for a reason that its processes do not show."""
+        return [Loss(model, pid, reason) for pid, name in self._known.items() if name == model]
+
     def forget(self, model: str) -> None:
         """Its stubs are about to be ended by intent."""
         for pid in [pid for pid, name in self._known.items() if name == model]:

@@ -29,6 +29,7 @@ from client.serving.compose import compose
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from perf.fake_engine import STEP_MS_VARIABLE, copy_with_fake_engine
+from python_backends.deployment import Deployment, Limits
 
 HERE = Path(__file__).parent
 _CALL = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -103,7 +104,8 @@ def main() -> None:
     bench = compose_bench(options.output, Console())
     models = ("direct", "vlm", "bls_relay")
     rates: dict[str, list[Rate]] = {model: [] for model in models}
-    with Server(bench, choose_ports("127.0.0.1"), images=False) as server:
+    no_images = Deployment(checkpoint=bench, limits=Limits(images_per_request=0))
+    with Server(bench, choose_ports("127.0.0.1"), deployment=no_images) as server:
         address = server.endpoints.grpc.removeprefix("grpc://")
         for model in models:
             asyncio.run(measure(address, model, options.streams, 10))

@@ -113,6 +113,11 @@ class DecoderReplica:
         """The engine's figures, and how often its worker was started again."""
         return {**self._worker.call("stats").meta, "restarts": self._worker.restarts}
 
+    def reach(self) -> None:
+        """Returns when the replica could take a request; its worker has a watch of its own."""
+        with self._lock:
+            pass
+
     def close(self) -> None:
         """End the channel and the worker."""
         self._closed.set()

@@ -105,6 +105,11 @@ class EncodeStage:
                 self._timer.daemon = True
                 self._timer.start()
 
+    def reach(self) -> None:
+        """Returns when the stage could take a request: after the batch that is encoded now."""
+        with self._encoding:
+            pass
+
     def _window_over(self) -> None:
         with self._encoding:
             self._encode_waiting()

@@ -59,6 +59,14 @@ class Reply:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """A call that is in the worker."""
+
+    future: Future[Result]
+    since_s: float = field(default_factory=time.monotonic)
+
+
 class SupervisedWorker:
     """A worker process that is there again soon after whatever happens to it.
 
@@ -81,7 +89,7 @@ class SupervisedWorker:
         for slot in range(spec.slots):
             self._free_slots.put(slot)
         self._lock = threading.Lock()  # guards _pending, and writes to the connection
-        self._pending: dict[int, Future[Result]] = {}
+        self._pending: dict[int, _Pending] = {}
         self._call_ids = itertools.count(1)
         self._ready = threading.Event()
         self._first_load: Future[None] = Future()
@@ -135,8 +143,9 @@ class SupervisedWorker:
     def close(self) -> None:
         """End the process; calls in it fail."""
         self._closing.set()
-        if self._process is not None:
-            self._process.kill()
+        process = self._process
+        if process is not None:
+            process.kill()
         self._thread.join()
         self._memory.close()
 
@@ -144,7 +153,7 @@ class SupervisedWorker:
         with self._lock:
             if self._connection is None:
                 raise unavailable(f"{self.spec.name}: the worker is restarting")
-            self._pending[call.call_id] = future
+            self._pending[call.call_id] = _Pending(future)
             with contextlib.suppress(OSError):  # it just died: the watching thread fails this call with the others
                 self._connection.send(call)
 
@@ -166,8 +175,7 @@ class SupervisedWorker:
             self.restarts += 1
             if not self._closing.is_set():
                 log.error("%s: %s; restarting", self.spec.name, reason)
-                if self._on_death:
-                    self._on_death(reason)
+                self._tell_death(reason)
 
     def _run_once(self) -> str:
         """Spawn, load, serve until the end; gives the reason of the end."""
@@ -205,6 +213,9 @@ class SupervisedWorker:
         except (EOFError, OSError):
             code = self._process.wait()
             return f"the worker process ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
+        except Exception as error:  # of ours; without this thread every call would wait for ever
+            log.exception("%s: watching the worker failed", spec.name)
+            return f"watching it failed: {type(error).__name__}: {error}"
 
     def _serve(self, connection: Connection) -> str:
         heard = time.monotonic()
@@ -217,16 +228,31 @@ class SupervisedWorker:
                     self._on_event(message.payload)
                 elif isinstance(message, Result):
                     with self._lock:
-                        future = self._pending.pop(message.call_id)
-                    future.set_result(message)
-                elif isinstance(message, Heartbeat) and message.busy_since is not None:
-                    busy_s = heard - message.busy_since
-                    if busy_s > self.spec.call_timeout_s:
-                        return f"hung: busy for {busy_s:.1f} s (limit {self.spec.call_timeout_s:g} s)"
+                        pending = self._pending.pop(message.call_id)
+                    pending.future.set_result(message)
+                elif isinstance(message, Heartbeat) and (hang := self._hang(message, heard)) is not None:
+                    return hang
             else:
                 silent_s = time.monotonic() - heard
                 if silent_s > self.spec.call_timeout_s or (silent_s > SILENCE_S and self._is_stopped()):
                     return f"hung: silent for {silent_s:.1f} s"
+
+    def _hang(self, heartbeat: Heartbeat, now: float) -> str | None:
+        """Whether one that lives gets nothing done: busy for too long, or idle although a call waits."""
+        limit_s = self.spec.call_timeout_s
+        if heartbeat.busy_since is not None:
+            busy_s = now - heartbeat.busy_since
+            return f"hung: busy for {busy_s:.1f} s (limit {limit_s:g} s)" if busy_s > limit_s else None
+        with self._lock:
+            waited_s = now - min((pending.since_s for pending in self._pending.values()), default=now)
+        return f"hung: a call was not taken up for {waited_s:.1f} s" if waited_s > limit_s else None
+
+    def _tell_death(self, reason: str) -> None:
+        try:
+            if self._on_death:
+                self._on_death(reason)
+        except Exception:
+            log.exception("%s: telling of the worker's death failed", self.spec.name)
 
     def _is_stopped(self) -> bool:
         """Whether the process is stopped by a signal (state T in proc(5)); silent ones may just be at work."""
@@ -245,8 +271,8 @@ class SupervisedWorker:
             assert self._connection is not None
             self._connection.close()
             self._connection = None
-        for future in pending.values():
-            future.set_exception(unavailable(f"{self.spec.name}: {reason}"))
+        for call in pending.values():
+            call.future.set_exception(unavailable(f"{self.spec.name}: {reason}"))
 
 
 def python_executable() -> str:

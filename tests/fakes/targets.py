@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -33,13 +34,16 @@ class FakeStage:
 
 
 class FakeEngine:
-    """Counts down from the submitted number, one step at a time."""
+    """Counts down from the submitted number, one step at a time; "deadlock" is answered, and nothing after it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._left = 0
+        self._deadlocked = False
 
     @property
     def busy(self) -> bool:
+        if self._deadlocked:
+            threading.Event().wait()
         return self._left > 0
 
     def step(self) -> int:
@@ -47,5 +51,6 @@ class FakeEngine:
         return self._left
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        self._left = int(meta["count"])
+        self._deadlocked = op == "deadlock"
+        self._left = int(meta.get("count", 0))
         return [np.zeros(0)], {}

@@ -9,6 +9,8 @@ from python_backends import triton_io
 from python_backends.errors import ServingError
 from python_backends.media.stage import Decoded, DecodeStage
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
@@ -20,6 +22,9 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Each request is answered when its own pictures are done, not when those of the batch are."""
         for request in requests:
+            if triton_io.is_probe(request):
+                _answer(request.get_response_sender(), {})
+                continue
             image = pb_utils.get_input_tensor_by_name(request, "image").as_numpy()
             self._stage.submit(image, partial(_send, request.get_response_sender()))
 
@@ -28,9 +33,11 @@ class TritonPythonModel:
 
 
 def _send(sender: Any, answer: Decoded | ServingError) -> None:
-    response = (
-        triton_io.stage_error_response(answer)
-        if isinstance(answer, ServingError)
-        else triton_io.response({"tiles": answer.tiles, "decode_ms": answer.decode_ms, "in_decode": answer.in_decode})
-    )
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    if isinstance(answer, ServingError):
+        sender.send(triton_io.stage_error_response(answer), flags=FINAL)
+    else:
+        _answer(sender, vars(answer))
+
+
+def _answer(sender: Any, arrays: dict[str, Any]) -> None:
+    sender.send(triton_io.response(arrays), flags=FINAL)

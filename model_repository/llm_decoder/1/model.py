@@ -66,8 +66,11 @@ class TritonPythonModel:
                 self._replica.cancel(arrays.get("request_ids", np.zeros(0, np.uint64)))
             elif op == "stats":
                 answer["reply"] = _json(self._replica.stats())
+            elif op == "ping":
+                self._replica.reach()
+                answer["reply"] = _json({})
             else:
-                raise invalid("op", f"{op!r} is not attach, submit, cancel or stats")
+                raise invalid("op", f"{op!r} is not attach, submit, cancel, stats or ping")
             sender.send(triton_io.response(answer), flags=FINAL)
         except Exception as error:
             sender.send(triton_io.stage_error_response(error), flags=FINAL)

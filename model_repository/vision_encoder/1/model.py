@@ -9,6 +9,8 @@ from python_backends import triton_io
 from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage
 from python_backends.errors import ServingError
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
@@ -19,7 +21,13 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Requests are answered with their batch, which may wait for the pictures of later calls."""
-        self._stage.submit([_arrival(request) for request in requests])
+        probes = [request for request in requests if triton_io.is_probe(request)]
+        arrivals = [_arrival(request) for request in requests if request not in probes]
+        if arrivals:
+            self._stage.submit(arrivals)
+        for probe in probes:
+            self._stage.reach()
+            probe.get_response_sender().send(triton_io.response({}), flags=FINAL)
 
     def finalize(self) -> None:
         self._stage.close()
@@ -39,4 +47,4 @@ def _send(request: Any, sender: Any, answer: Encoded | ServingError) -> None:
         if isinstance(answer, ServingError)
         else triton_io.response({"visual_tokens": answer.visual_tokens, "encode_ms": answer.encode_ms})
     )
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    sender.send(response, flags=FINAL)

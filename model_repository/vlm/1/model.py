@@ -67,4 +67,7 @@ class TritonPythonModel:
         await asyncio.gather(*(self._serve(request) for request in requests))
 
     async def _serve(self, request: Any) -> None:
+        if triton_io.is_probe(request):
+            request.get_response_sender().send(triton_io.response({"text_output": _bytes("")}), flags=FINAL)
+            return
         await self._router.serve(triton_io.input_arrays(request), request.parameters(), TritonClient(request))

@@ -1,10 +1,11 @@
 """A fake `vlm` that answers with what it was asked, word by word.
 
 text_input "fail CODE ..." is refused with that Triton error code; "busy N ..." is refused with UNAVAILABLE and the rest
-as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "seen ..." answers how often
-the rest was asked; "forever" streams until it is cancelled, "flood" long pieces; "cancellations" answers how often that
-happened; "wait MS" answers after a while; "count N MS" streams the numbers below N with a pause between; everything
-else is echoed. In `messages` the last one's text counts when it begins with such a word.
+as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "deadlock" is never answered, nor is
+anything after it; "seen ..." answers how often the rest was asked; "forever" streams until it is cancelled, "flood"
+long pieces; "cancellations" answers how often that happened; "wait MS" answers after a while; "count N MS" streams the
+numbers below N with a pause between; everything else is echoed. In `messages` the last one's text counts when it begins
+with such a word.
 """
 
 import hashlib
@@ -31,6 +32,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
+            if _text(request, "text_input") == "deadlock":
+                threading.Event().wait()
             threading.Thread(target=self._serve, args=(request,), daemon=True).start()
 
     def _drain(self):
