@@ -1,22 +1,17 @@
-"""`tvlm serve` as operators see it: stubs that die or hang, draining."""
+"""`tvlm serve` as operators see it, on the real model with two replicas: stubs that die or hang, draining."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
-from build_engines import build
 from client import RetryPolicy, VlmClient, VlmError
-from client.serving.server import Server
-from tests.composed import DEPLOYMENT, composed_demo
-from tests.conftest import free_ports
+from client.serving.server import Endpoints
+from tests.composed import composed_demo
 from tests.test_failures import metric
 from tests.test_serve_cli import ServedByTvlm
 from tests.test_server import picture
@@ -28,16 +23,23 @@ pytestmark = pytest.mark.server
 STORY = "Tell me a long story about a fox."
 
 
-def serve() -> Iterator[ServedByTvlm]:
-    server = ServedByTvlm(composed_demo())
+def serve(replicas: int) -> Iterator[ServedByTvlm]:
+    server = ServedByTvlm(composed_demo(replicas))
     yield server
     server.process.kill()
     server.process.wait()
     psutil.wait_procs(server.family, timeout=20)
 
 
-served = pytest.fixture(serve, scope="module", name="served")
-to_be_ended = pytest.fixture(serve, name="to_be_ended")
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServedByTvlm]:
+    """Started once; the last test of this file that uses it ends it."""
+    yield from serve(2)
+
+
+@pytest.fixture
+def to_be_ended() -> Iterator[ServedByTvlm]:
+    yield from serve(1)
 
 
 @pytest.fixture
@@ -46,36 +48,56 @@ def vlm(served: ServedByTvlm) -> Iterator[VlmClient]:
         yield client
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_stream_goes_on_when_the_stub_of_its_replica_is_lost(
-    served: ServedByTvlm, vlm: VlmClient, blow: signal.Signals
+def running(served: ServedByTvlm) -> list[float]:
+    """Sequences in each replica."""
+    server = Endpoints("", served.grpc, f"http://127.0.0.1:{served.ports.metrics}/metrics")
+    return [metric(server, "tvlm_running_sequences", replica=str(replica)) for replica in (0, 1)]
+
+
+def family(served: ServedByTvlm) -> list[psutil.Process]:
+    return psutil.Process(served.process.pid).children(recursive=True)
+
+
+def test_streams_spread_over_two_replicas(served: ServedByTvlm, vlm: VlmClient) -> None:
+    streams = [vlm.stream(STORY, max_tokens=300, ignore_eos=True) for _ in range(4)]
+    for stream in streams:
+        next(stream)
+    assert until(lambda: running(served) == [2, 2], 20)
+    for stream in streams:
+        stream.close()
+    assert until(lambda: running(served) == [0, 0], 20)
+
+
+def test_streams_go_on_when_the_stub_of_one_replica_is_killed_and_of_the_other_is_stopped(
+    served: ServedByTvlm, vlm: VlmClient
 ) -> None:
     options = {"max_tokens": 40, "ignore_eos": True}
     undisturbed = vlm.generate(STORY, **options).text
-    stream = vlm.stream(STORY, **options)
-    pieces = [next(stream) for _ in range(5)]
-    stub_of(served, "llm_decoder_0").send_signal(blow)
-    assert until(lambda: not is_ready(served, "llm_decoder_0"), 20)
-    assert until(lambda: is_ready(served, "llm_decoder_0"), 120)
-    pieces += stream
-    assert "".join(pieces) == undisturbed
+    streams = [vlm.stream(STORY, **options) for _ in range(2)]
+    pieces = [[next(stream) for _ in range(3)] for stream in streams]
+    replicas = ("llm_decoder_0", "llm_decoder_1")
+    for replica, blow in zip(replicas, (signal.SIGKILL, signal.SIGSTOP), strict=True):
+        stub_of(served, replica).send_signal(blow)
+    assert until(lambda: not any(is_ready(served, replica) for replica in replicas), 20)
+    assert until(lambda: all(is_ready(served, replica) for replica in replicas), 120)
+    for stream, had in zip(streams, pieces, strict=True):
+        assert "".join([*had, *stream]) == undisturbed
 
 
-@pytest.mark.parametrize("stage", ["image_decode", "vision_encoder"])
-def test_images_are_answered_although_the_stub_of_a_stage_is_killed(served: ServedByTvlm, stage: str) -> None:
-    first = {"image_decode": 500, "vision_encoder": 600}[stage]  # no picture twice: it would be cached
-
+def test_images_are_answered_although_the_stubs_of_both_stages_are_killed(served: ServedByTvlm) -> None:
     def ask(number: int) -> str:
-        with VlmClient(served.grpc) as client:
-            return client.generate("What is it?", images=[picture("red", size=first + number)], max_tokens=4).text
+        with VlmClient(served.grpc) as client:  # no picture twice: it would be cached
+            return client.generate("What is it?", images=[picture("red", size=500 + number)], max_tokens=4).text
 
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(ask, number) for number in range(8)]
         answers[2].result()
-        stub_of(served, stage).kill()
-        assert until(lambda: not is_ready(served, stage), 20)
+        stages = ("image_decode", "vision_encoder")
+        for stage in stages:
+            stub_of(served, stage).kill()
+        assert until(lambda: not all(is_ready(served, stage) for stage in stages), 20)
         assert all(isinstance(answer.result(timeout=120), str) for answer in answers)
-    assert is_ready(served)
+    assert until(lambda: all(is_ready(served, stage) for stage in (*stages, "image_embedding")), 60)
 
 
 def test_killed_router_stub_is_one_clear_error_to_its_clients_and_is_back(served: ServedByTvlm, vlm: VlmClient) -> None:
@@ -90,12 +112,14 @@ def test_killed_router_stub_is_one_clear_error_to_its_clients_and_is_back(served
     assert vlm.generate("Hi", max_tokens=4).text
 
 
-def test_draining_server_is_not_ready_refuses_what_comes_and_finishes_what_runs(to_be_ended: ServedByTvlm) -> None:
-    with VlmClient(to_be_ended.grpc, retry=RetryPolicy(attempts=1)) as vlm:
-        stream = vlm.stream(STORY, max_tokens=150, ignore_eos=True)
-        next(stream)
-        to_be_ended.process.terminate()
-        assert until(lambda: not is_ready(to_be_ended), 10)
+def test_draining_server_is_not_ready_refuses_what_comes_and_finishes_what_runs(served: ServedByTvlm) -> None:
+    with VlmClient(served.grpc, retry=RetryPolicy(attempts=1)) as vlm:
+        streams = [vlm.stream(STORY, max_tokens=150, ignore_eos=True) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        processes = family(served)
+        served.process.terminate()
+        assert until(lambda: not is_ready(served), 10)
 
         def refusal() -> str:
             try:
@@ -104,29 +128,26 @@ def test_draining_server_is_not_ready_refuses_what_comes_and_finishes_what_runs(
                 return f"{error.status} {error.message}"
 
         assert until(lambda: refusal().startswith("UNAVAILABLE draining: "), 5)
-        list(stream)
-        assert stream.answer.usage.num_output_tokens == 150
-    assert to_be_ended.process.wait(30) == 0
-    _, alive = psutil.wait_procs(to_be_ended.family, timeout=10)
+        for stream in streams:
+            list(stream)
+            assert stream.answer.usage.num_output_tokens == 150
+    assert served.process.wait(30) == 0
+    _, alive = psutil.wait_procs(processes, timeout=10)
     assert alive == []
 
 
-def test_streams_spread_over_two_replicas(tmp_path: Path) -> None:
-    output = tmp_path / "two"
-    shutil.copytree(composed_demo(), output, ignore=shutil.ignore_patterns("*.log"))  # its weights are used again
-    values = yaml.safe_load(DEPLOYMENT.read_text())
-    values["checkpoint"] = str(DEPLOYMENT.parent / values["checkpoint"])
-    values["pools"]["text"]["replicas"] = 2
-    (tmp_path / "two.yaml").write_text(yaml.safe_dump(values))
-    build(tmp_path / "two.yaml", output)
-    with Server(output, free_ports()) as server, VlmClient(server.endpoints.grpc) as vlm:
-        streams = [vlm.stream(STORY, max_tokens=300, ignore_eos=True) for _ in range(4)]
-        for stream in streams:
-            next(stream)
-
-        def running() -> list[float]:
-            return [metric(server.endpoints, "tvlm_running_sequences", replica=str(replica)) for replica in (0, 1)]
-
-        assert until(lambda: running() == [2, 2], 20)
-        for stream in streams:
-            stream.close()
+def test_second_signal_ends_a_draining_server_at_once_though_requests_run(to_be_ended: ServedByTvlm) -> None:
+    with VlmClient(to_be_ended.grpc, retry=RetryPolicy(attempts=1)) as vlm:
+        stream = vlm.stream(STORY, max_tokens=1800, ignore_eos=True)
+        next(stream)
+        to_be_ended.process.terminate()
+        assert until(lambda: not is_ready(to_be_ended), 10)
+        next(stream)
+        to_be_ended.process.terminate()
+        with pytest.raises(VlmError) as error:
+            list(stream)
+        assert error.value.status == "UNAVAILABLE"
+    assert to_be_ended.process.wait(30) != 0
+    _, alive = psutil.wait_procs(to_be_ended.family, timeout=10)
+    assert alive == []
+    assert to_be_ended.regions() == []
