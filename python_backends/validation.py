@@ -7,17 +7,21 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+_MOST = 8  # problems that are told; a stranger may have sent thousands
+
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """All problems of `error`, which came from validating `model`, as one line."""
-    return "; ".join(_explain(problem, model) for problem in error.errors())
+    """The problems of `error`, which came from validating `model`, as one line."""
+    problems = error.errors()
+    sentences = [_explain(problem, model) for problem in problems[:_MOST]]
+    return "; ".join(sentences + ([f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []))
 
 
 def _explain(problem: Any, model: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(_cut(str(part)) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         known = _keys_at(problem["loc"][:-1], model)
-        nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
+        nearest = difflib.get_close_matches(_cut(str(problem["loc"][-1])), known, n=1, cutoff=0.5)
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"
         return f"unknown key '{where}' ({hint})"
     if problem["type"] == "missing":
@@ -29,7 +33,10 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

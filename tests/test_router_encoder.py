@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +15,7 @@ from python_backends.embeddings.region import PoolReader
 from python_backends.errors import ServingError, unavailable
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import Metric, Metrics
-from python_backends.router.encoder import Encoder
+from python_backends.router.encoder import Encoder, Picture
 from python_backends.router.fan_out import FanOut
 from tests.fakes.stages import BROKEN, HIDDEN, TOKENS, FakeStages, gif
 
@@ -81,6 +82,68 @@ async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[in
             assert result is None or isinstance(result, ServingError | asyncio.CancelledError)
     encoder.close()
     metrics.close()
+
+
+def test_pictures_that_everybody_gave_up_before_their_call_began_are_not_encoded() -> None:
+    stages, metrics = FakeStages(), Metrics(Nowhere())
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        entered.set()
+        assert go_on.wait(20)
+
+    stages.on_embed = hold
+
+    async def scenario() -> None:
+        pool = EmbeddingPool(64 * PAGE_TOKENS * HIDDEN * 2, HIDDEN, b"model")
+        encoder = Encoder(stages, 1, pool, metrics)
+        pictures = [Picture(gif(number), pool.key(gif(number)), TOKENS) for number in (1, 2, 3)]
+        tasks = [asyncio.create_task(encoder.obtain(picture)) for picture in (*pictures, pictures[2])]
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        for task in tasks[:3]:
+            task.cancel()
+        await asyncio.wait(tasks[:3])
+        again = asyncio.create_task(encoder.obtain(pictures[1]))  # one that was given up a moment ago
+        go_on.set()
+        for task in (tasks[3], again):
+            encoder.release(await task)
+        await asyncio.wait_for(nothing_held(pool), 10)
+        encoder.close()
+
+    asyncio.run(scenario())
+    metrics.close()
+    assert sorted(stages.embedded) == [1, 2, 3]
+    assert stages.embedded[0] == 1
+
+
+def test_pictures_of_cancelled_requests_never_reach_the_stage() -> None:
+    stages, metrics = FakeStages(), Metrics(Nowhere())
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        entered.set()
+        assert go_on.wait(20)
+
+    stages.on_embed = hold
+
+    async def scenario() -> None:
+        pool = EmbeddingPool(64 * PAGE_TOKENS * HIDDEN * 2, HIDDEN, b"model")
+        encoder = Encoder(stages, 1, pool, metrics)
+        pictures = [Picture(gif(number), pool.key(gif(number)), TOKENS) for number in range(20)]
+        tasks = [asyncio.create_task(encoder.obtain(picture)) for picture in pictures]
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        go_on.set()
+        await asyncio.wait_for(nothing_held(pool), 10)
+        encoder.close()
+
+    asyncio.run(scenario())
+    metrics.close()
+    assert stages.embedded == [0]
 
 
 @settings(max_examples=60, deadline=None)

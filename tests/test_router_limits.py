@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from python_backends.checkpoint import CHECKPOINT_FILE
 from python_backends.deployment import BUILT_FILE
-from python_backends.engines.protocol import Finish
-from python_backends.errors import Status, unavailable
+from python_backends.engines.protocol import Finish, Submission
+from python_backends.errors import StageGone, Status, unavailable
 from python_backends.router.service import Router
 from tests.fakes.stages import FakeStages, gif
 from tests.routers import Recorder, artifacts, run, tensors
@@ -27,6 +28,11 @@ __all__ = ["artifacts"]  # the fixture
             tensors("x" * 64),
             "text_input: 65 prompt tokens (65 of text, 0 visual) leave no room for an answer within "
             "context_tokens = 64",
+        ),
+        (tensors("x" * 1000), "text_input: 1000 bytes of text are over the 768 that context_tokens = 64 can hold"),
+        (
+            {"messages": np.array([json.dumps([{"role": "user", "content": ""}] * 65).encode()], np.object_)},
+            "messages: 65 parts are over context_tokens = 64",
         ),
         (
             tensors("x", *[gif(1)] * 8, sampling='{"max_tokens": 31}'),
@@ -129,6 +135,31 @@ def test_stream_goes_on_after_its_last_token_when_the_engine_dies_once(artifacts
     assert (second.sampling.max_tokens, second.sampling.min_tokens) == (3, 2)
     assert second.request_id != first.request_id
     assert stages.visual_values[0] == stages.visual_values[1] != []
+
+
+def test_stream_goes_on_with_another_replica_when_the_model_of_its_own_is_gone(artifacts: Path) -> None:
+    edit(artifacts / BUILT_FILE, pools={"text": {"replicas": 2}})
+    stages, client = FakeStages(), Recorder()
+    stages.hold_tokens.set()
+
+    def lose_the_first(_: Submission) -> None:
+        if stages.replicas[-1] == 0:
+            raise StageGone("llm_decoder_0: gone")
+
+    stages.on_submit = lose_the_first
+
+    async def scenario(router: Router) -> None:
+        serving = asyncio.create_task(router.serve(tensors("Q", gif(1)), "{}", client))
+        while len(stages.submissions) < 2:
+            await asyncio.sleep(0.001)
+        stages.report(stages.submissions[1].request_id, list(b"ab"), Finish.STOP)
+        await serving
+
+    run(artifacts, stages, scenario)
+    assert stages.replicas == [0, 1]
+    assert client.error is None
+    assert client.text == "ab"
+    assert stages.embedded == [1]
 
 
 def test_engine_that_dies_twice_is_one_clear_error_and_the_next_request_is_served(artifacts: Path) -> None:

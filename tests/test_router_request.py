@@ -115,6 +115,10 @@ def test_stop_may_be_one_string_or_many() -> None:
             "sampling_parameters: unknown key 'temprature' (did you mean 'temperature'?)",
         ),
         (
+            {"text_input": "a", "sampling_parameters": '{"stop": "' + "x" * 70_000 + '"}'},
+            "sampling_parameters: 70012 characters are over the limit of 65536",
+        ),
+        (
             {"text_input": "a", "sampling_parameters": '{"max_tokens": 0}'},
             "sampling_parameters: key 'max_tokens' = 0: input should be greater than or equal to 1",
         ),
@@ -129,3 +133,11 @@ def test_bad_request_is_refused_by_field_value_and_limit(arrays: dict[str, Any],
         parse(**arrays)
     assert error.value.message.startswith(sentence)
     assert error.value.status is Status.INVALID_ARG
+
+
+def test_refusal_of_thousands_of_keys_is_a_short_sentence() -> None:
+    unknown = {f"key{number}" * 20: 1 for number in range(500)}
+    with pytest.raises(ServingError) as error:
+        parse(text_input="a", sampling_parameters=json.dumps(unknown))
+    assert error.value.message.endswith("; and 492 more")
+    assert len(error.value.message) < 8 * 400

@@ -85,6 +85,37 @@ def test_among_those_too_late_for_their_slo_the_cheap_go_first() -> None:
     assert went == [3, 4, 2]
 
 
+def test_job_whose_replica_is_lost_goes_to_another_one_and_leaves_nothing_behind() -> None:
+    scheduler = Scheduler(settings(replicas=2))
+    assert scheduler.arrived(job(1, prompt=500), 0.0) == [Submit(1, 0)]
+    scheduler.token(1, 0.1)
+    scheduler.replica_away(0, 5.0)
+    assert scheduler.lost(1, 1.0) == [Submit(1, 1)]
+    assert (scheduler.running, scheduler.prefill_tokens_in_flight) == ([0, 1], [0, 500])
+    scheduler.token(1, 1.1)
+    scheduler.ended(1, 2.0)
+    assert (scheduler.running, scheduler.prefill_tokens_in_flight) == ([0, 0], [0, 0])
+    assert scheduler.lost(1, 2.0) == []
+    assert scheduler.arrived(job(2, prompt=10), 6.0) == [Submit(2, 0)], "no token is pending anywhere"
+
+
+def test_expected_time_is_shared_by_the_replicas_and_weighs_tokens_alike() -> None:
+    scheduler = Scheduler(settings(replicas=2, running_limit=1))
+    for number in range(2):
+        scheduler.arrived(job(number, prompt=400), 0.0)
+    scheduler.token(0, 4.0)  # 10 ms a token
+    scheduler.token(1, 4.0)
+    scheduler.arrived(job(2, prompt=400), 4.0)
+    assert scheduler.expected_first_token_s(job(3, prompt=100)) == pytest.approx(3.0)  # 400 for two, and its own
+    scheduler.ended(0, 4.0)
+    scheduler.ended(1, 4.0)
+    for number in range(10, 30):
+        scheduler.arrived(job(number, prompt=1), 5.0)
+        scheduler.token(number, 5.1)  # 100 ms a token, but hardly a token
+        scheduler.ended(number, 5.1)
+    assert scheduler.expected_first_token_s(job(40, prompt=100)) < 3.0
+
+
 def test_full_class_is_refused_with_the_limit_and_the_others_are_not() -> None:
     limits = AdmissionSettings({**QUEUE_LIMITS, Modality.IMAGE: 1})
     scheduler = Scheduler(settings(admission=limits, running_limit=1))
@@ -313,6 +344,11 @@ class Machine(RuleBasedStateMachine):
     def token(self, number: int, dt: float) -> None:
         self.now += dt
         self.apply(self.scheduler.token(number, self.now))
+
+    @rule(number=live)
+    def lost(self, number: int) -> None:
+        self.submitted.discard(number)
+        self.apply(self.scheduler.lost(number, self.now))
 
     @rule(number=consumes(live))
     def end(self, number: int) -> None:

@@ -89,7 +89,9 @@ def test_images_of_concurrent_requests_are_encoded_in_batches(demo_server: Endpo
 
     def ask(number: int) -> str:
         with VlmClient(demo_server.grpc) as client:
-            return client.generate("What colour is it?", images=[picture("maroon", size=100 + number)], max_tokens=4).text
+            return client.generate(
+                "What colour is it?", images=[picture("maroon", size=100 + number)], max_tokens=4
+            ).text
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(32)))

@@ -34,7 +34,7 @@ class BlockingCalls:
             return await asyncio.wait_for(running, self._deadline_s)
         except asyncio.TimeoutError:
             if self._pool is pool:
-                self.close()
+                pool.shutdown(wait=False)  # what waits in it still gets its turn, as threads of it come free
                 self._pool = ThreadPoolExecutor(self._threads, self._name)
             raise StageGone(f"{self._name}: no answer within {self._deadline_s:g} s") from None
 

@@ -138,6 +138,10 @@ class DecoderChannel:
                     await self._calls.run(partial(self._stages.cancel, self.replica, cancels))
             except ServingError as error:
                 self._fail([s.request_id for s in submissions], error)
+            except Exception as error:
+                log.exception("llm_decoder_%d: a call broke", self.replica)
+                reason = unavailable(f"llm_decoder_{self.replica}: a call broke: {type(error).__name__}: {error}")
+                self._fail([s.request_id for s in submissions], reason)
 
     def _attach(self) -> None:
         if self._attached:

@@ -54,6 +54,10 @@ class Dispatcher:
         """A sequence moved."""
         self.do(self._scheduler.token(job_id, time.monotonic()))
 
+    def lost(self, job_id: int) -> None:
+        """The replica of a request is gone."""
+        self.do(self._scheduler.lost(job_id, time.monotonic()))
+
     def ended(self, job_id: int) -> None:
         """A request is over, in whatever way."""
         if self._tickets.pop(job_id, None) is not None:
@@ -138,6 +142,12 @@ class Ticket:
 
     async def replica(self) -> int:
         """Wait until the request may be handed over; gives the replica, chosen with full information."""
+        return await self._replica
+
+    async def another_replica(self) -> int:
+        """The same after the replica was lost, which may be the one that is chosen should it be back."""
+        self._replica = asyncio.get_running_loop().create_future()
+        self._dispatcher.lost(self.job.job_id)
         return await self._replica
 
     def token(self) -> None:

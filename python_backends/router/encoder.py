@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +44,15 @@ class Visual:
     ready_s: float = 0.0  # monotonic
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Flight:
-    task: asyncio.Task[Embedding]
+    """One call for a picture, and whoever waits for it."""
+
     entry: Entry | None  # held by the flight until the task is done
+    begun: bool = False  # the call has a thread, and can't be stopped any more
+    waiters: int = 0
+    abandoned: bool = False
+    task: asyncio.Task[Embedding] = field(init=False)
 
 
 class Encoder:
@@ -78,12 +82,17 @@ class Encoder:
         flight = self._flights.get(picture.key) or self._start(picture)
         if flight.entry is not None:
             self.pool.hold(flight.entry)
+        flight.waiters += 1
         try:
             # shielded: a call that runs can't be stopped, and others may wait for the same picture
             done = await asyncio.shield(flight.task)
         except BaseException:
             self._release(flight.entry)
+            if flight.waiters == 1 and not flight.begun and not flight.task.done():
+                self._abandon(picture.key, flight)
             raise
+        finally:
+            flight.waiters -= 1
         loose = done.visual_tokens if flight.entry is None else None
         return Visual(picture.tokens, flight.entry, loose, done.decode_ms, done.encode_ms, done.ready_s)
 
@@ -97,18 +106,27 @@ class Encoder:
         self.pool.close()
 
     def _start(self, picture: Picture) -> _Flight:
-        entry = self.pool.allocate(picture.key, picture.tokens)
-        flight = _Flight(asyncio.create_task(self._encode(picture.data, entry)), entry)
+        flight = _Flight(self.pool.allocate(picture.key, picture.tokens))
+        flight.task = asyncio.create_task(self._encode(picture.data, flight))
         self._flights[picture.key] = flight
         flight.task.add_done_callback(lambda done: self._land(picture.key, flight))
         return flight
 
+    def _abandon(self, key: bytes, flight: _Flight) -> None:
+        """Nobody wants it any more, and it has not begun: it never will, and who wants it again starts anew."""
+        flight.abandoned = True
+        flight.task.cancel()
+        self._forget(key, flight)
+
     def _land(self, key: bytes, flight: _Flight) -> None:
+        if not flight.abandoned:
+            self._forget(key, flight)
+        self._release(flight.entry)
+
+    def _forget(self, key: bytes, flight: _Flight) -> None:
         del self._flights[key]
-        if flight.entry is not None:
-            if not flight.entry.filled:
-                self.pool.forget(flight.entry)
-            self._release(flight.entry)
+        if flight.entry is not None and not flight.entry.filled:
+            self.pool.forget(flight.entry)
 
     def _release(self, entry: Entry | None) -> None:
         if entry is None:
@@ -120,12 +138,16 @@ class Encoder:
         self._metrics.record(metrics.EVICTIONS, self.pool.evicted - self._evicted)
         self._evicted = self.pool.evicted
 
-    async def _encode(self, data: bytes, entry: Entry | None) -> Embedding:
-        embedding = await with_retry(lambda: self._calls.run(partial(self._stages.embed, data)), self._on_retry)
-        if entry is None:
+    async def _encode(self, data: bytes, flight: _Flight) -> Embedding:
+        def embed() -> Embedding:
+            flight.begun = True
+            return self._stages.embed(data)
+
+        embedding = await with_retry(lambda: self._calls.run(embed), self._on_retry)
+        if flight.entry is None:
             return embedding
         # here and not in the thread: a call that was given up must not write into what are another's pages by now
-        self.pool.fill(entry, embedding.visual_tokens)
+        self.pool.fill(flight.entry, embedding.visual_tokens)
         return replace(embedding, visual_tokens=_IN_POOL)  # Triton's memory goes back now
 
     def _on_retry(self, error: ServingError) -> None:

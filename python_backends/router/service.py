@@ -52,6 +52,8 @@ class Router:
         self._prompts = PromptBuilder(
             self._tokenizer, (artifacts / "chat_template.jinja").read_text(), self._checkpoint.image_token
         )
+        self._context_tokens = min(self._deployment.limits.context_tokens, self._checkpoint.context_tokens)
+        self._token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())  # of the longest
         self._dispatcher = Dispatcher(self._deployment, self._checkpoint, self._metrics)
         pool_mb = self._deployment.cache.encoder_mb
         pool = EmbeddingPool(pool_mb << 20, self._checkpoint.hidden_size, self._shaped_by(artifacts))
@@ -117,6 +119,7 @@ class Router:
     ) -> None:
         modality = Modality.IMAGE if request.images else Modality.TEXT
         record.modality, record.images = modality.value, len(request.images)
+        self._check_length(request)
         prompt = self._prompts.build(request.messages, request.apply_chat_template)
         record.text_tokens = prompt.text_tokens
         record.visual_tokens = self._checkpoint.tokens_per_tile * len(request.images)
@@ -130,18 +133,18 @@ class Router:
             record.admitted = True
             try:
                 answer.encoded(await images.embed(ticket))
-                channel = self._channels[await ticket.replica()]
+                replica = await ticket.replica()
                 submission = self._submission(request, prompt, images, max_tokens)
-                await self._stream(channel, submission, answer, ticket, images)
+                await self._stream(replica, submission, answer, ticket, images)
             finally:
                 ticket.close()
         finally:
             images.release()
 
     async def _stream(
-        self, channel: DecoderChannel, submission: Submission, answer: Answer, ticket: Ticket, images: RequestImages
+        self, replica: int, submission: Submission, answer: Answer, ticket: Ticket, images: RequestImages
     ) -> None:
-        """Follow a sequence to its end; when its engine dies, go on after its last token."""
+        """Follow a sequence to its end; when its engine dies, go on after its last token, on another one if need be."""
         resumption = Resumption(submission)
 
         def on_retry(error: ServingError) -> None:
@@ -149,11 +152,13 @@ class Router:
             self._metrics.record(RETRIES, 1, stage="decode")
 
         async def follow() -> None:
+            nonlocal replica
             await images.embed_again()  # nothing the first time
             try:
-                await _follow(channel, resumption, answer, ticket, images)
+                await _follow(self._channels[replica], resumption, answer, ticket, images)
             except StageGone:
-                self._dispatcher.replica_away(channel.replica)
+                self._dispatcher.replica_away(replica)
+                replica = await ticket.another_replica()
                 raise
 
         await with_retry(follow, on_retry)
@@ -195,10 +200,21 @@ class Router:
             sampling=request.sampling.model_copy(update={"max_tokens": max_tokens}),
         )
 
+    def _check_length(self, request: VlmRequest) -> None:
+        """Refuse what can't fit the context before time is spent on its tokens (ServingError, INVALID_ARG)."""
+        limit = self._context_tokens
+        parts = [part for message in request.messages for part in message["content"]]
+        if len(parts) > limit:
+            raise invalid(request.text_field, f"{len(parts)} parts are over context_tokens = {limit}")
+        size, most = sum(len(part.get("text", "").encode()) for part in parts), limit * self._token_bytes
+        if size > most:
+            raise invalid(
+                request.text_field, f"{size} bytes of text are over the {most} that context_tokens = {limit} can hold"
+            )
+
     def _check_context(self, request: VlmRequest, prompt: Prompt, visual_tokens: int) -> int:
         """The answer's token limit, once the prompt fits (ServingError, INVALID_ARG)."""
-        limits = self._deployment.limits
-        limit = min(limits.context_tokens, self._checkpoint.context_tokens)
+        limits, limit = self._deployment.limits, self._context_tokens
         used = self._checkpoint.prompt_tokens(prompt.text_tokens, visual_tokens)
         if used >= limit:
             raise invalid(
@@ -222,8 +238,11 @@ class Router:
 
     def _cancel_those_gone(self) -> None:
         for task, client in list(self._active.items()):
-            if client.is_cancelled():
-                task.cancel()
+            try:
+                if client.is_cancelled():
+                    task.cancel()
+            except Exception:
+                log.exception("whether a client went away can't be told")
 
     async def _drain(self, grace_s: float) -> None:
         """Refuse what comes and what has images to encode still; the rest has so long to finish."""

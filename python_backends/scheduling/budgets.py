@@ -31,22 +31,24 @@ class Budget:
 
 
 class MeasuredRate:
-    """Tokens a second of a stage as seen by single requests, smoothed; unknown until the first one."""
+    """Tokens a second of a stage as seen by requests, smoothed; unknown until the first one.
 
-    _WEIGHT = 0.1  # of the newest
+    Tokens weigh the same whoever brings them: what a short request costs beside its tokens is not their price.
+    """
+
+    _KEEP = 0.9  # of what was measured, at every request
 
     def __init__(self) -> None:
-        self._s_per_token: float | None = None
+        self._tokens = self._seconds = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A request's `tokens` took so long."""
-        sample = seconds / max(1, tokens)
-        known = self._s_per_token
-        self._s_per_token = sample if known is None else known + self._WEIGHT * (sample - known)
+        self._tokens = self._KEEP * self._tokens + max(1, tokens)
+        self._seconds = self._KEEP * self._seconds + seconds
 
-    def seconds(self, tokens: int) -> float:
+    def seconds(self, tokens: float) -> float:
         """How long so many should take; 0 while nothing is known."""
-        return tokens * (self._s_per_token or 0.0)
+        return tokens * self._seconds / self._tokens if self._tokens else 0.0
 
 
 class EncodeController:

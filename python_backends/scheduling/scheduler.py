@@ -175,9 +175,18 @@ class Scheduler:
         if state.replica is None:
             self._waiting[state.job.modality] -= 1
         else:
-            self._prefill[state.replica].release((job_id, 0))
-            self._running[state.replica] -= 1
-            self._pending_tokens[state.replica] -= _cost(state.job)
+            self._leave_replica(state)
+        return self._decide(now)
+
+    def lost(self, job_id: int, now: float) -> list[Action]:
+        """Its replica is gone: it waits for one again, in the line as old as it is. Others are no error."""
+        state = self._states.get(job_id)
+        if state is None or state.replica is None:
+            return []
+        self._leave_replica(state)
+        state.last_token_s = None
+        self._waiting[state.job.modality] += 1
+        self._to_submit.add(state.job, state.job.prompt_tokens)
         return self._decide(now)
 
     def replica_away(self, replica: int, until_s: float) -> None:
@@ -187,7 +196,7 @@ class Scheduler:
     def drain(self, now: float) -> list[Action]:
         """The end is near: refuse what comes, and those with items that nobody has begun to encode."""
         self._draining = True
-        unbegun = [job_id for job_id, s in self._states.items() if s.next_item < len(s.job.item_tokens)]
+        unbegun = {job_id: None for job_id, s in self._states.items() if s.next_item < len(s.job.item_tokens)}
         refused: list[Action] = [Reject(job_id, _draining()) for job_id in unbegun]
         others = [action for job_id in unbegun for action in self.ended(job_id, now)]
         return refused + [a for a in others if a.job_id not in unbegun]
@@ -206,10 +215,10 @@ class Scheduler:
 
     def expected_first_token_s(self, job: Job) -> float:
         """Seconds until the first token of a job that would arrive now, from the measured rates."""
-        prefill = self._prefill_rate.seconds(self._to_submit.tokens + job.prompt_tokens)
+        prefill = self._prefill_rate.seconds(self._to_submit.tokens / len(self._running) + job.prompt_tokens)
         if not job.item_tokens:
             return prefill
-        return prefill + self._encode_rate.seconds(self._to_encode.tokens + job.visual_tokens)
+        return prefill + self._encode_rate.seconds(self._to_encode.tokens / len(self._encode) + job.visual_tokens)
 
     def _refusal(self, job: Job, now: float) -> ServingError | None:
         if self._draining:
@@ -283,6 +292,13 @@ class Scheduler:
         self._pending_tokens[replica] += _cost(job)
         self._waiting[job.modality] -= 1
         return Submit(job.job_id, replica)
+
+    def _leave_replica(self, state: _State) -> None:
+        assert state.replica is not None
+        self._prefill[state.replica].release((state.job.job_id, 0))
+        self._running[state.replica] -= 1
+        self._pending_tokens[state.replica] -= _cost(state.job)
+        state.replica = None
 
     def _emptiest_with_room(self, job: Job, now: float) -> int | None:
         """The replica with the fewest pending tokens among those that can take the job now."""

@@ -15,6 +15,7 @@ from python_backends.router.stages import Embedding
 
 TOKENS = 4
 HIDDEN = 8
+MOST_REPLICAS = 2
 BROKEN = 99  # a picture whose header is good and whose pixels are not
 
 
@@ -40,7 +41,7 @@ class FakeStages:
             invalid("sampling_parameters", "no") if submission.sampling.seed == BROKEN else None
         )
         self.hold_tokens = threading.Event()  # set: no token comes
-        self._reports: queue.Queue[StepReport | ServingError | None] = queue.Queue()
+        self._reports = [queue.Queue[StepReport | ServingError | None]() for _ in range(MOST_REPLICAS)]
 
     def embed(self, image: bytes) -> Embedding:
         number = int.from_bytes(image[6:8], "little")
@@ -53,7 +54,7 @@ class FakeStages:
     def attach(self, replica: int) -> Iterator[StepReport]:
         while True:
             try:
-                report = self._reports.get(timeout=0.1)
+                report = self._reports[replica].get(timeout=0.1)
             except queue.Empty:
                 report = NO_NEWS
             if report is None:
@@ -91,7 +92,10 @@ class FakeStages:
 
     def report(self, request_id: int, tokens: list[int], finish: Finish) -> None:
         """Let the engine say something."""
-        self._reports.put(
+        replica = next(
+            (r for s, r in zip(self.submissions, self.replicas, strict=True) if s.request_id == request_id), 0
+        )
+        self._reports[replica].put(
             StepReport(
                 np.array([request_id], np.uint64),
                 np.array([len(tokens)], np.int32),
@@ -103,8 +107,9 @@ class FakeStages:
         )
 
     def detach(self, error: ServingError | None = None) -> None:
-        """End the channel, as an idle or dying replica does."""
-        self._reports.put(error)
+        """End the channels, as idle or dying replicas do."""
+        for reports in self._reports:
+            reports.put(error)
 
     def cancel(self, replica: int, request_ids: Sequence[int]) -> None:
         self.cancelled += request_ids
