@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from client import VlmClient
+from client.serving.probes import Probes
 from client.serving.server import Endpoints
 from tests.test_server import picture, until
 
@@ -83,6 +85,27 @@ def test_image_requests_are_answered_although_a_stage_is_killed_or_stopped_under
         answers[3].result()
         worker_of(stage).send_signal(blow)
         assert all(isinstance(answer.result(timeout=120), str) for answer in answers)
+
+
+def test_stubs_of_all_stages_answer_the_health_inference_well(demo_server: Endpoints) -> None:
+    models = ("vlm", "image_decode", "vision_encoder", "llm_decoder_0")
+    probes = Probes(demo_server.http, lambda model: 2.0)
+
+    def ended(kind: str) -> list[int]:
+        with urllib.request.urlopen(f"{demo_server.http}/v2/models/stats", timeout=10) as answer:
+            stats = {
+                model["name"]: model["inference_stats"][kind]["count"] for model in json.load(answer)["model_stats"]
+            }
+        return [stats[model] for model in models]
+
+    well, ill = ended("success"), ended("fail")
+
+    def all_answered() -> bool:
+        assert probes.look(models) == {}
+        return all(now > before for now, before in zip(ended("success"), well, strict=True))
+
+    assert until(all_answered, 30)
+    assert ended("fail") == ill
 
 
 def test_metrics_are_on_tritons_own_endpoint(demo_server: Endpoints, vlm: VlmClient) -> None:
