@@ -140,4 +140,4 @@ def test_nothing_is_evicted_for_what_does_not_fit() -> None:
     table.hold(filled(table, b"b", 1))
     assert table.allocate(b"c", 2 * PAGE) is None
     assert table.find(b"a") is entry
-    assert table.usage.pressure == pytest.approx(0.5)
+    assert table.usage.held_share == pytest.approx(0.5)

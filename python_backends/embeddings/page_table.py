@@ -49,11 +49,6 @@ class PoolUsage:
         """Pages that hold nothing."""
         return self.total - self.used
 
-    @property
-    def pressure(self) -> float:
-        """Share of the pool that eviction can't give back, 0 to 1."""
-        return self.held / self.total if self.total else 0.0
-
 
 class PageTable:
     """`total` pages of `page_tokens` tokens each, given out by whole entries.

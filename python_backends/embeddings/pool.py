@@ -19,7 +19,6 @@ class EmbeddingPool:
     def __init__(self, limit_bytes: int, hidden: int, shaped_by: bytes) -> None:
         """`shaped_by` stands for all that shapes tokens beside an image's bytes: model, preprocessing, precision."""
         geometry = Geometry(limit_bytes // (PAGE_TOKENS * hidden * 2), PAGE_TOKENS, hidden)
-        self._page_bytes = geometry.page_bytes
         self._table = PageTable(geometry.pages, PAGE_TOKENS)
         self._region = PoolRegion(geometry)
         self._salt = hashlib.blake2b(shaped_by, digest_size=64).digest()
@@ -29,11 +28,6 @@ class EmbeddingPool:
     def usage(self) -> PoolUsage:
         """Pages, as they are used now."""
         return self._table.usage
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the used pages."""
-        return self._table.usage.used * self._page_bytes
 
     @property
     def evicted(self) -> int:
