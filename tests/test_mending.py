@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -10,49 +11,99 @@ from client.serving.control import RepositoryControl
 from client.serving.errors import ServeError
 from client.serving.stubs import Loss
 from client.serving.watcher import Watcher
+from tests.waiting import until
 
 
 class FakeControl(RepositoryControl):
-    """Keeps what is asked of it; `meet` models come back only when all of them are being loaded."""
+    """Keeps what is asked of it; models that are `held` come back when `go_on` is set."""
 
-    def __init__(self, *meet: str, broken: str = "") -> None:
+    def __init__(self, *held: str, broken: str = "") -> None:
         super().__init__("http://nowhere")
         self.events: list[str] = []
-        self._meet, self._broken = meet, broken
-        self._barrier = threading.Barrier(max(1, len(meet)))
+        self.go_on = threading.Event()
+        self._held, self._broken = held, broken
 
     def reload(self, model: str, timeout_s: float) -> None:
         self.events.append(f"begin {model}")
         if model == self._broken:
             raise ServeError(f"load of model {model}: no")
-        if model in self._meet:
-            self._barrier.wait(20)
+        if model in self._held:
+            assert self.go_on.wait(20)
         self.events.append(f"end {model}")
 
-
-def mend(control: FakeControl, *models: str) -> None:
-    def restart() -> None:
-        control.events.append("restart")
-
-    Watcher(control, restart, 60.0).mend([Loss(model, 1, "died") for model in models])
+    def has_begun(self, *models: str) -> Callable[[], bool]:
+        return lambda: {f"begin {model}" for model in models} <= set(self.events)
 
 
-def test_independent_models_are_loaded_side_by_side() -> None:
+def watcher_of(control: FakeControl) -> Watcher:
+    return Watcher(control, lambda: control.events.append("restart"), 60.0)
+
+
+def losses(*models: str) -> list[Loss]:
+    return [Loss(model, 1, "died") for model in models]
+
+
+def finish(watcher: Watcher) -> None:
+    def is_over() -> bool:
+        watcher.check()
+        return not watcher.is_mending
+
+    assert until(is_over, 20)
+    watcher.close()
+
+
+def test_independent_models_are_loaded_side_by_side_also_when_they_are_lost_one_after_the_other() -> None:
     control = FakeControl("llm_decoder_0", "llm_decoder_1", "vision_encoder")
-    mend(control, "llm_decoder_0", "llm_decoder_1", "vision_encoder")
-    assert sorted(control.events[:3]) == ["begin llm_decoder_0", "begin llm_decoder_1", "begin vision_encoder"]
-    assert "restart" not in control.events
+    watcher = watcher_of(control)
+    watcher.mend(losses("llm_decoder_0"))
+    assert until(control.has_begun("llm_decoder_0"), 20)
+    watcher.mend(losses("llm_decoder_1", "vision_encoder"))
+    assert until(control.has_begun("llm_decoder_1", "vision_encoder"), 20)
+    control.go_on.set()
+    finish(watcher)
+    assert len(control.events) == 6
 
 
 def test_models_of_one_ensemble_are_loaded_one_after_the_other() -> None:
-    control = FakeControl()
-    mend(control, "vision_encoder", "image_decode", "vision_encoder")
-    assert control.events == ["begin image_decode", "end image_decode", "begin vision_encoder", "end vision_encoder"]
+    control = FakeControl("vision_encoder")
+    watcher = watcher_of(control)
+    watcher.mend(losses("vision_encoder", "vision_encoder"))
+    assert until(control.has_begun("vision_encoder"), 20)
+    watcher.mend(losses("image_decode"))
+    control.go_on.set()
+    finish(watcher)
+    assert control.events == ["begin vision_encoder", "end vision_encoder", "begin image_decode", "end image_decode"]
+
+
+def test_model_that_is_lost_while_it_is_loaded_is_loaded_again() -> None:
+    control = FakeControl("llm_decoder_0")
+    watcher = watcher_of(control)
+    watcher.mend(losses("llm_decoder_0"))
+    assert until(control.has_begun("llm_decoder_0"), 20)
+    watcher.mend(losses("llm_decoder_0"))
+    control.go_on.set()
+    finish(watcher)
+    assert control.events == ["begin llm_decoder_0", "end llm_decoder_0"] * 2
 
 
 @pytest.mark.parametrize("models", [("vlm", "image_decode"), ("llm_decoder_0",)])
 def test_lost_router_and_failed_reload_end_in_a_restart(models: tuple[str, ...]) -> None:
     control = FakeControl(broken="llm_decoder_0")
-    mend(control, *models)
+    watcher = watcher_of(control)
+    watcher.mend(losses(*models))
+    finish(watcher)
     assert control.events[-1] == "restart"
+    assert "begin image_decode" not in control.events
+
+
+def test_restart_gives_up_the_reloads_that_have_not_begun() -> None:
+    control = FakeControl("vision_encoder", broken="llm_decoder_0")
+    watcher = watcher_of(control)
+    watcher.mend(losses("vision_encoder"))
+    assert until(control.has_begun("vision_encoder"), 20)
+    watcher.mend(losses("image_decode", "llm_decoder_0"))
+    finish(watcher)
+    control.go_on.set()
+    assert until(lambda: "end vision_encoder" in control.events, 20)
+    assert "restart" in control.events
     assert "begin image_decode" not in control.events

@@ -15,7 +15,7 @@ from tests.composed import composed_demo
 from tests.test_failures import metric
 from tests.test_serve_cli import ServedByTvlm
 from tests.test_server import picture
-from tests.test_watcher import is_ready, stub_of
+from tests.test_watcher import is_ready, is_replaced, stub_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.server
@@ -76,10 +76,10 @@ def test_streams_go_on_when_the_stub_of_one_replica_is_killed_and_of_the_other_i
     streams = [vlm.stream(STORY, **options) for _ in range(2)]
     pieces = [[next(stream) for _ in range(3)] for stream in streams]
     replicas = ("llm_decoder_0", "llm_decoder_1")
-    for replica, blow in zip(replicas, (signal.SIGKILL, signal.SIGSTOP), strict=True):
-        stub_of(served, replica).send_signal(blow)
-    assert until(lambda: not any(is_ready(served, replica) for replica in replicas), 20)
-    assert until(lambda: all(is_ready(served, replica) for replica in replicas), 120)
+    stubs = {replica: stub_of(served, replica) for replica in replicas}
+    for stub, blow in zip(stubs.values(), (signal.SIGKILL, signal.SIGSTOP), strict=True):
+        stub.send_signal(blow)
+    assert until(lambda: all(is_replaced(served, stub, replica) for replica, stub in stubs.items()), 120)
     for stream, had in zip(streams, pieces, strict=True):
         assert "".join([*had, *stream]) == undisturbed
 
@@ -92,12 +92,12 @@ def test_images_are_answered_although_the_stubs_of_both_stages_are_killed(served
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(ask, number) for number in range(8)]
         answers[2].result()
-        stages = ("image_decode", "vision_encoder")
-        for stage in stages:
-            stub_of(served, stage).kill()
-        assert until(lambda: not all(is_ready(served, stage) for stage in stages), 20)
+        stubs = {stage: stub_of(served, stage) for stage in ("image_decode", "vision_encoder")}
+        for stub in stubs.values():
+            stub.kill()
         assert all(isinstance(answer.result(timeout=120), str) for answer in answers)
-    assert until(lambda: all(is_ready(served, stage) for stage in (*stages, "image_embedding")), 60)
+    assert until(lambda: all(is_replaced(served, stub, stage) for stage, stub in stubs.items()), 60)
+    assert until(lambda: is_ready(served, "image_embedding"), 60)
 
 
 def test_killed_router_stub_is_one_clear_error_to_its_clients_and_is_back(served: ServedByTvlm, vlm: VlmClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from python_backends.checkpoint import CHECKPOINT_FILE
 from python_backends.deployment import BUILT_FILE
 from python_backends.engines.protocol import Finish, Submission
 from python_backends.errors import StageGone, Status, unavailable
+from python_backends.router import channel
 from python_backends.router.service import Router
 from tests.fakes.stages import FakeStages, gif
 from tests.routers import Recorder, artifacts, run, tensors
@@ -160,6 +162,30 @@ def test_stream_goes_on_with_another_replica_when_the_model_of_its_own_is_gone(a
     assert client.error is None
     assert client.text == "ab"
     assert stages.embedded == [1]
+
+
+def test_replica_that_falls_silent_with_a_call_in_it_holds_up_nobody_once_it_is_back(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "SILENCE_S", 0.3)
+    stages, client = FakeStages(), Recorder()
+    stages.hush.set()
+    back = threading.Event()
+
+    def stop(_: Submission) -> None:
+        if len(stages.submissions) == 1:
+            assert back.wait(20)
+
+    stages.on_submit = stop
+
+    async def scenario(router: Router) -> None:
+        await router.serve(tensors("Q"), "{}", client)
+        back.set()
+
+    run(artifacts, stages, scenario)
+    assert client.error is None
+    assert client.text == "ok"
+    assert len(stages.submissions) == 2
 
 
 def test_engine_that_dies_twice_is_one_clear_error_and_the_next_request_is_served(artifacts: Path) -> None:

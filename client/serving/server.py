@@ -98,13 +98,19 @@ class Server:
             ServeError: tritonserver ended by itself, or can't be brought back.
         """
         watcher = Watcher(self._control, self._restart, _START_S)
-        probes = Probes(self.endpoints.http, partial(hang_limit_s, self._deployment))
+        try:
+            self._watch(watcher)
+        finally:
+            watcher.close()
+
+    def _watch(self, watcher: Watcher) -> NoReturn:
         watched: TritonProcess | None = None
         while True:
             assert self._process is not None, "run() belongs inside the with block"
             if watched is not self._process:  # at the begin, and after a restart
                 watched = self._process
                 watch = StubWatch(psutil.Process(watched.pid))
+                probes = Probes(self.endpoints.http, partial(hang_limit_s, self._deployment))
             losses = watch.look()
             for model, reason in probes.look(watch.models).items():
                 losses += watch.losses_of(model, reason)
@@ -116,6 +122,7 @@ class Server:
                 watcher.mend(losses)
             elif watched.has_ended_within(_LOOK_S):
                 raise watched.failure()
+            watcher.check()
 
     def drain(self, grace_s: float) -> None:
         """Not ready from now on, and nothing new is admitted; waits for what runs, for the grace time at most."""

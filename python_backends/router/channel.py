@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from python_backends.engines.protocol import HEARTBEAT_S, EngineLoad, Finish, StepReport, Submission
-from python_backends.errors import ServingError, unavailable, untagged
+from python_backends.errors import ServingError, StageGone, unavailable, untagged
 from python_backends.router.calls import BlockingCalls
 from python_backends.router.stages import Stages
 
@@ -86,7 +86,7 @@ class DecoderChannel:
         self._on_load = on_load
         self._stages = stages
         self._loop = asyncio.get_running_loop()
-        self._calls = BlockingCalls(1, f"llm_decoder_{replica}")  # one call at a time: what waits goes together
+        self._calls = self._make_calls()
         self._sequences: dict[int, Sequence] = {}
         self._to_submit: list[Submission] = []
         self._to_cancel: list[int] = []
@@ -119,6 +119,9 @@ class DecoderChannel:
     def close(self) -> None:
         """No more calls; the follower ends with its replica."""
         self._calls.close()
+
+    def _make_calls(self) -> BlockingCalls:
+        return BlockingCalls(1, f"llm_decoder_{self.replica}")  # one call at a time: what waits goes together
 
     def _wake_sender(self) -> None:
         if self._sender is None or self._sender.done():
@@ -199,7 +202,7 @@ class DecoderChannel:
         if self._watch is not None:
             self._watch.cancel()
         if error is not None:
-            self._fail(list(self._sequences), error)
+            self._lose_all(error)
         elif self._sequences:
             self._attach()  # the replica ended an idle channel just when a submission was on its way
 
@@ -208,8 +211,19 @@ class DecoderChannel:
             await asyncio.sleep(HEARTBEAT_S)
         self._attached = False  # the next submission attaches anew
         self._link += 1
-        self._to_cancel += self._sequences  # should it be alive after all
-        self._fail(list(self._sequences), unavailable(f"llm_decoder_{self.replica}: silent for {SILENCE_S:g} s"))
+        self._lose_all(StageGone(f"llm_decoder_{self.replica}: silent for {SILENCE_S:g} s"))
+
+    def _lose_all(self, error: ServingError) -> None:
+        """The replica is gone, and with it what was handed over; a call that is in it may never come back."""
+        unsent = {submission.request_id for submission in self._to_submit}
+        self._to_submit = []
+        self._to_cancel += [request_id for request_id in self._sequences if request_id not in unsent]  # should it live
+        if self._sender is not None and not self._sender.done():
+            self._sender.cancel()
+            self._sender = None
+            self._calls.close()
+            self._calls = self._make_calls()
+        self._fail(list(self._sequences), error)
 
     def _fail(self, request_ids: list[int], error: ServingError) -> None:
         for request_id in request_ids:

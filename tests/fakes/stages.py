@@ -41,6 +41,7 @@ class FakeStages:
             invalid("sampling_parameters", "no") if submission.sampling.seed == BROKEN else None
         )
         self.hold_tokens = threading.Event()  # set: no token comes
+        self.hush = threading.Event()  # set: no heartbeat comes
         self._reports = [queue.Queue[StepReport | ServingError | None]() for _ in range(MOST_REPLICAS)]
 
     def embed(self, image: bytes) -> Embedding:
@@ -52,10 +53,16 @@ class FakeStages:
         return Embedding(np.full((self.tokens, self.hidden), number, np.float16), 1.0, 2.0, 0.0)
 
     def attach(self, replica: int) -> Iterator[StepReport]:
-        while True:
+        before, reports = self._reports[replica], queue.Queue[StepReport | ServingError | None]()
+        while not before.empty():  # said while nobody was attached
+            reports.put(before.get())
+        self._reports[replica] = reports
+        while self._reports[replica] is reports:  # another attach ends this one
             try:
-                report = self._reports[replica].get(timeout=0.1)
+                report = reports.get(timeout=0.1)
             except queue.Empty:
+                if self.hush.is_set():
+                    continue
                 report = NO_NEWS
             if report is None:
                 return
