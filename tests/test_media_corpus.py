@@ -11,7 +11,7 @@ from PIL import Image
 from python_backends.media.decode import decode
 from python_backends.media.limits import ImageLimits
 from python_backends.media.sniff import read_header
-from tests.media.make_corpus import EXPECTED, FOLDER
+from tests.media.make_corpus import EXPECTED, FOLDER, HEIGHT, WIDTH
 
 LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
 EXPECTATIONS = json.loads(EXPECTED.read_text())
@@ -38,3 +38,11 @@ def test_header_size_is_what_pillow_reads(name: str) -> None:
         assert header.height >= stored[1]
     else:
         assert (header.width, header.height) == stored
+
+
+@pytest.mark.parametrize("name", EXPECTATIONS)
+def test_upright_size_is_known_before_anything_is_decoded(name: str) -> None:
+    """It decides how many visual tokens a tiled picture has. The quadrants above say that it's turned the right way."""
+    portrait = ["exif5", "exif6", "exif7", "exif8", "orientation6"]
+    expected = (HEIGHT, WIDTH) if any(turn in name for turn in portrait) else (WIDTH, HEIGHT)
+    assert read_header((FOLDER / name).read_bytes(), LIMITS).upright_size == expected

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, UnidentifiedImageError
 
 from python_backends.errors import ServingError
 from python_backends.media.limits import ImageLimits, refuse
@@ -32,6 +32,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_TURNED_BY_PILLOW = ("TIFF", "HEIF")  # while it loads them
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # parallel over pictures, not within one
 if HEIC in ACCEPTED:
     import pillow_heif
@@ -59,19 +60,11 @@ def decode_file(data: bytes, header: ImageHeader, size: int, limits: ImageLimits
         limits.check_size(*image.size)  # Pillow may read another size than the header's, from a second header
         image.draft(None, (size * _DRAFT_TILES, size * _DRAFT_TILES))
         image.load()
-        turn = _TURNS.get(_orientation(image))  # only now: loading a TIFF turns it, and takes the tag away
+        turn = None if header.format in _TURNED_BY_PILLOW else _TURNS.get(header.orientation)
         tile = to_rgb(image, (size, size))
         if turn is not None:
             tile = tile.transpose(turn)  # on a square it makes no difference that it comes last, and is cheap
         return np.array(tile, np.uint8)
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; broken EXIF data are no reason to refuse a picture."""
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # Pillow promises nothing about what its EXIF parser raises
-        return 1
 
 
 @contextmanager

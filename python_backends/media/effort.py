@@ -6,11 +6,12 @@ repeated 60 times 9 s; TIFF tags may all claim the same 20 MB, and Pillow copies
 
 from __future__ import annotations
 
+import itertools
 import struct
 
+from python_backends.media.headers import MAX_CHUNKS, png_chunks
 from python_backends.media.limits import refuse
 
-_MAX_CHUNKS = 16_384  # encoders write the picture in chunks of 8 KB or more
 _MAX_PNG_BITS = 32  # a pixel, of a picture of the largest size: deeper ones may be so much smaller
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _MAX_SCAN_PIXELS = 1_200_000_000  # 64 megapixels in 18 scans: progressive files have about 10
@@ -36,12 +37,9 @@ def _check_png(data: bytes, pixels: int, max_pixels: int) -> None:
             f"PNG of {pixels:,} pixels of {bits} bits is over the limit of {max_pixels:,} pixels "
             f"of {_MAX_PNG_BITS} bits (limits.image_pixels_mp)"
         )
-    at = 8
-    for _ in range(_MAX_CHUNKS):
-        if at + 8 > len(data) or data[at + 4 : at + 8] == b"IEND":
-            return
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
-    raise refuse(f"PNG of more than {_MAX_CHUNKS:,} chunks")
+    chunks = itertools.takewhile(lambda chunk: chunk[0] != b"IEND", png_chunks(data))
+    if sum(1 for _ in chunks) == MAX_CHUNKS:
+        raise refuse(f"PNG of more than {MAX_CHUNKS:,} chunks")
 
 
 def _check_jpeg(data: bytes, pixels: int) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-_MAX_PARTS = 4096  # segments, directory entries or boxes to look at: real files have tens
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+MAX_CHUNKS = 16_384  # of a PNG file: encoders write the picture in chunks of 8 KB or more
+MAX_PARTS = 4096  # segments, directory entries or boxes to look at: real files have tens
 
 
 class BrokenHeader(ValueError):
@@ -57,30 +59,60 @@ def webp_size(data: bytes) -> tuple[int, int]:
     raise BrokenHeader("its first chunk is none of VP8, VP8L, VP8X")
 
 
-def jpeg_size(data: bytes) -> tuple[int, int]:
-    """From the first start-of-frame segment."""
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Kind of each chunk, and where its body begins and ends."""
+    at = len(PNG_MAGIC)
+    for _ in range(MAX_CHUNKS):
+        if at + 8 > len(data):
+            return
+        length, kind = struct.unpack_from(">I4s", data, at)
+        yield kind, at + 8, at + 8 + length
+        at += 12 + length
+
+
+def webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """As `png_chunks`."""
+    at = 12
+    for _ in range(MAX_PARTS):
+        if at + 8 > len(data):
+            return
+        kind, length = struct.unpack_from("<4sI", data, at)
+        yield kind, at + 8, at + 8 + length
+        at += 8 + length + length % 2
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Marker of each segment, up to the first picture data, and where its length stands."""
     at = 2
-    for _ in range(_MAX_PARTS):
+    for _ in range(MAX_PARTS):
         at = data.find(b"\xff", at)  # decoders skip what lies between segments
         if at < 0:
-            break
+            return
         marker = data[at + 1]
         if marker == 0xFF:  # fill
             at += 1
         elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:  # no length follows
             at += 2
-        elif marker in (0xD9, 0xDA):
-            raise BrokenHeader("the picture data come before its size")
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack_from(">HH", data, at + 5)
-            return width, height
         else:
+            yield marker, at + 2
+            if marker in (0xD9, 0xDA):  # the end, or a scan
+                return
             at += 2 + int(struct.unpack_from(">H", data, at + 2)[0])
+
+
+def jpeg_size(data: bytes) -> tuple[int, int]:
+    """From the first start-of-frame segment."""
+    for marker, at in jpeg_segments(data):
+        if marker in (0xD9, 0xDA):
+            raise BrokenHeader("the picture data come before its size")
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, at + 3)
+            return width, height
     raise BrokenHeader("it has no start of a frame")
 
 
-def tiff_size(data: bytes) -> tuple[int, int]:
-    """From the first directory, classic or BigTIFF."""
+def first_directory(data: bytes) -> tuple[str, range, int]:
+    """Of a TIFF file, classic or BigTIFF: byte order, where each entry stands, and where in an entry its value does."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     if big:
@@ -93,8 +125,14 @@ def tiff_size(data: bytes) -> tuple[int, int]:
         first, step, value_at = offset + 2, 12, 8
     if offset > len(data):
         raise BrokenHeader("its directory lies beyond its end")
+    return order, range(first, first + step * min(count, MAX_PARTS), step), value_at
+
+
+def tiff_size(data: bytes) -> tuple[int, int]:
+    """From the first directory."""
+    order, entries, value_at = first_directory(data)
     sides: dict[int, int] = {}
-    for entry in range(first, first + step * min(count, _MAX_PARTS), step):
+    for entry in entries:
         tag, kind = struct.unpack_from(order + "HH", data, entry)
         if tag in (256, 257):
             code = {1: "B", 3: "H", 4: "I", 16: "Q"}.get(kind)
@@ -104,48 +142,3 @@ def tiff_size(data: bytes) -> tuple[int, int]:
         if len(sides) == 2:
             return sides[256], sides[257]
     raise BrokenHeader("its first directory names no size")
-
-
-def heif_size(data: bytes) -> tuple[int, int]:
-    """Of AVIF and HEIC: the largest picture (primary, tiles, thumbnails, alpha) or, in a sequence, track."""
-    sizes = [
-        struct.unpack_from(">II", data, at + 4) if kind == b"ispe" else _track_size(data, at)
-        for kind, at in _boxes(data)
-    ]
-    if not sizes:
-        raise BrokenHeader("it names no size")
-    width, height = max(sizes, key=lambda size: size[0] * size[1])
-    return width, height
-
-
-def _track_size(data: bytes, at: int) -> tuple[int, int]:
-    width, height = struct.unpack_from(">II", data, at + (88 if data[at] == 1 else 76))
-    return width >> 16, height >> 16  # 16.16 fixed point
-
-
-# Boxes that lead to a size, with the bytes before their first child.
-_CONTAINERS = {b"meta": 4, b"iprp": 0, b"ipco": 0, b"moov": 0, b"trak": 0}
-
-
-def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Kind and body offset of every `ispe` and `tkhd`."""
-    open_ranges = [(0, len(data))]
-    for _ in range(_MAX_PARTS):
-        if not open_ranges:
-            return
-        at, end = open_ranges.pop()
-        if at + 8 > end:
-            continue
-        size, kind = struct.unpack_from(">I4s", data, at)
-        body = at + 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, body)
-            body += 8
-        box_end = end if size == 0 else at + size
-        if box_end < body or box_end > end:
-            continue  # cut off, or nonsense: nothing after it can be found
-        open_ranges.append((box_end, end))
-        if kind in _CONTAINERS:
-            open_ranges.append((body + _CONTAINERS[kind], box_end))
-        elif kind in (b"ispe", b"tkhd"):
-            yield kind, body

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from python_backends.media import headers
+from python_backends.media import headers, heif, orientation
 from python_backends.media.effort import check_effort
 from python_backends.media.limits import ImageLimits, refuse
 
@@ -22,26 +22,36 @@ class Format:
     name: str
     label: str
     size: Callable[[bytes], tuple[int, int]]
+    orientation: Callable[[bytes], int]
     needs: str = "PIL"  # the module that decodes it, as far as it may be missing
+    crop: Callable[[bytes], tuple[int, int] | None] = lambda _: None  # of formats that show all that they store
 
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """What a file says of itself. Width and height are as stored, before any EXIF rotation."""
+    """What a file says of itself. Width and height are as decoded; then `crop` is left, and turned (EXIF, 1 to 8)."""
 
     format: str
     width: int
     height: int
+    orientation: int = 1
+    crop: tuple[int, int] | None = None
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Width and height as people see the picture: what tiles and visual tokens are counted from."""
+        width, height = self.crop or (self.width, self.height)
+        return (height, width) if self.orientation >= 5 else (width, height)
 
 
-JPEG = Format("JPEG", "JPEG", headers.jpeg_size)
-PNG = Format("PNG", "PNG", headers.png_size)
-WEBP = Format("WEBP", "WebP", headers.webp_size, "PIL._webp")
-GIF = Format("GIF", "GIF", headers.gif_size)
-BMP = Format("BMP", "BMP", headers.bmp_size)
-TIFF = Format("TIFF", "TIFF", headers.tiff_size)
-AVIF = Format("AVIF", "AVIF", headers.heif_size, "PIL._avif")
-HEIC = Format("HEIF", "HEIC", headers.heif_size, "pillow_heif")
+JPEG = Format("JPEG", "JPEG", headers.jpeg_size, orientation.jpeg_orientation)
+PNG = Format("PNG", "PNG", headers.png_size, orientation.png_orientation)
+WEBP = Format("WEBP", "WebP", headers.webp_size, orientation.webp_orientation, "PIL._webp")
+GIF = Format("GIF", "GIF", headers.gif_size, orientation.upright)
+BMP = Format("BMP", "BMP", headers.bmp_size, orientation.upright)
+TIFF = Format("TIFF", "TIFF", headers.tiff_size, orientation.tiff_orientation)
+AVIF = Format("AVIF", "AVIF", heif.heif_size, heif.heif_orientation, "PIL._avif")
+HEIC = Format("HEIF", "HEIC", heif.heif_size, heif.heif_orientation, "pillow_heif", heif.heic_crop)
 
 # Looked up, not imported: the router, which runs this too, has no use for native code.
 ACCEPTED = tuple(
@@ -52,7 +62,7 @@ ACCEPTED = tuple(
 
 _MAGIC: tuple[tuple[bytes, Format | str], ...] = (
     (b"\xff\xd8\xff", JPEG),
-    (b"\x89PNG\r\n\x1a\n", PNG),
+    (headers.PNG_MAGIC, PNG),
     (b"GIF87a", GIF),
     (b"GIF89a", GIF),
     (b"II*\0", TIFF),
@@ -126,7 +136,10 @@ def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
         raise refuse(f"{found.label} of {len(data):,} bytes has no readable header: {problem}") from None
     limits.check_size(width, height)
     check_effort(found.name, data, width * height, limits.max_pixels)
-    return ImageHeader(found.name, width, height)
+    try:
+        return ImageHeader(found.name, width, height, found.orientation(data), found.crop(data))
+    except (headers.BrokenHeader, struct.error, IndexError, OverflowError):
+        return ImageHeader(found.name, width, height)  # broken metadata are no reason to refuse a picture
 
 
 def _other(data: bytes) -> str:
