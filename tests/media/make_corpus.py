@@ -143,7 +143,9 @@ def make_avif() -> None:
     _pillow("avif.avif", base(), quality=95, subsampling="4:4:4")
     _pillow("avif_alpha.avif", faded(), quality=100, subsampling="4:4:4")
     _pillow("avif_exif6.avif", base(), quality=95, subsampling="4:4:4", exif=exif(6))
-    _pillow("avif_animated.avif", base(), quality=95, save_all=True, append_images=[base().rotate(180)])
+    _pillow(
+        "avif_animated.avif", base(), quality=95, subsampling="4:4:4", save_all=True, append_images=[base().rotate(180)]
+    )
 
 
 def make_heic() -> None:
