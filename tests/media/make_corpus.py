@@ -7,6 +7,7 @@ over white. Each quadrant has its own colour, so a wrong turn shows as well as a
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 from collections.abc import Callable
@@ -70,11 +71,24 @@ def _magick(name: str, *options: str, source: str = "png_rgb.png", prefix: str =
     subprocess.run(["convert", str(FOLDER / source), "-strip", *options, f"{prefix}{FOLDER / name}"], check=True)
 
 
+def _ycck(name: str) -> None:
+    """CMYK as Photoshop writes it: the first three inks as luma and chroma, which only the Adobe segment tells."""
+    *inks, black = base().convert("CMYK").split()
+    luma_chroma = Image.merge("RGB", inks).convert("YCbCr").split()
+    inverted = [channel.point(lambda level: 255 - level) for channel in luma_chroma]  # as Pillow does when it writes
+    file = io.BytesIO()
+    Image.merge("CMYK", (*inverted, black)).save(file, "JPEG", quality=95)
+    data = bytearray(file.getvalue())
+    data[data.index(b"Adobe") + 11] = 2  # transform: YCCK
+    (FOLDER / name).write_bytes(data)
+
+
 def make_jpeg() -> None:
     _pillow("jpeg_baseline.jpg", base(), quality=95, subsampling=0)
     _pillow("jpeg_progressive.jpg", base(), quality=95, progressive=True)
     _pillow("jpeg_grey.jpg", base().convert("L"), quality=95)
     _pillow("jpeg_cmyk.jpg", base().convert("CMYK"), quality=95)
+    _ycck("jpeg_ycck.jpg")
     _pillow("jpeg_restart.jpg", base(), quality=95, restart_marker_blocks=1)
     _pillow("jpeg_422.jpg", base(), quality=95, subsampling=1)
     _pillow("jpeg_rgb.jpg", base(), quality=95, keep_rgb=True)
