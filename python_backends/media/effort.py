@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import struct
 
-from python_backends.media.headers import MAX_CHUNKS, png_chunks
+from python_backends.media.headers import MAX_CHUNKS, jpeg_segments, png_chunks
 from python_backends.media.limits import refuse
 
 _MAX_PNG_BITS = 32  # a pixel, of a picture of the largest size: deeper ones may be so much smaller
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _MAX_SCAN_PIXELS = 1_200_000_000  # 64 megapixels in 18 scans: progressive files have about 10
+_SEQUENTIAL = (0xC0, 0xC1, 0xC9)  # markers of frames: baseline, extended, arithmetic coding
+_SCAN = 0xDA
 _MAX_STRIPS = 65_536
 _MAX_TAGS = 1_024
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
@@ -43,11 +45,27 @@ def _check_png(data: bytes, pixels: int, max_pixels: int) -> None:
 
 
 def _check_jpeg(data: bytes, pixels: int) -> None:
+    if _is_one_scan(data):
+        return
     scans = data.count(b"\xff\xda")  # never within picture data, where a 00 follows each ff
     if scans * pixels > _MAX_SCAN_PIXELS:
         raise refuse(
             f"JPEG of {scans:,} scans of {pixels:,} pixels each is over the limit of {_MAX_SCAN_PIXELS:,} in all"
         )
+
+
+def _is_one_scan(data: bytes) -> bool:
+    """Whether the decoder will stop after the first scan: not progressive, and that scan has every component.
+
+    True of most photographs, and known without going through their data.
+    """
+    components = None
+    for marker, at in jpeg_segments(data):
+        if components is None and marker in _SEQUENTIAL:
+            components = data[at + 7]
+        elif marker == _SCAN:
+            return data[at + 2] == components
+    return False
 
 
 def _check_tiff(data: bytes) -> None:

@@ -131,11 +131,11 @@ def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
         raise refuse(found)
     try:
         width, height = found.size(data)
+        limits.check_size(width, height)
+        check_effort(found.name, data, width * height, limits.max_pixels)
     except (headers.BrokenHeader, struct.error, IndexError, OverflowError) as error:
         problem = str(error) if isinstance(error, headers.BrokenHeader) else "it ends within its header"
         raise refuse(f"{found.label} of {len(data):,} bytes has no readable header: {problem}") from None
-    limits.check_size(width, height)
-    check_effort(found.name, data, width * height, limits.max_pixels)
     try:
         return ImageHeader(found.name, width, height, found.orientation(data), found.crop(data))
     except (headers.BrokenHeader, struct.error, IndexError, OverflowError):
