@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from python_backends.errors import ServingError, Status
 from python_backends.media.limits import ImageLimits
 from python_backends.media.payload import _percent_decode, unwrap
+from python_backends.media.sniff import read_header
 from tests.media.make_corpus import FOLDER
 
 LIMITS = ImageLimits(max_bytes=100_000, max_pixels=1_000_000)
@@ -31,6 +32,7 @@ def test_raw_files_and_their_base64_are_the_same_picture(path: object) -> None:
     "payload",
     [
         base64.encodebytes(PNG),
+        b"\xef\xbb\xbf" + PLAIN,
         PLAIN.rstrip(b"="),
         base64.urlsafe_b64encode(PNG),
         b"\r\n  " + PLAIN + b"\r\n",
@@ -58,6 +60,8 @@ def test_every_way_of_writing_a_file_gives_its_bytes(payload: bytes) -> None:
         (b"data:" + b"x" * 5000 + b"," + PLAIN, "image: the data: URI has no comma"),
         (b"data:image/png;base64,iVBOR*==", "image: the data: URI is not valid base64: '\\*' is not"),
         (b"iVBOR", "image: base64 of 5 digits is cut off"),
+        (PLAIN[:80] + b"!" + PLAIN[80:], r"image: it is not valid base64: '!' is not a base64 digit \(at 80\)"),
+        (base64.b64encode(PNG[:100]) + PLAIN, "image: it is not valid base64: '=' is not a base64 digit"),
         (b"https://example.com/cat.png", "image: a https: URL is not fetched"),
         (b"file:///etc/passwd", "image: a file: URL is not fetched"),
         (b"\x89PNG\r\n\x1a\n" + b"x" * 100_000, r"100,008 bytes are over the limit of 100,000 bytes \(limits.image_"),
@@ -69,6 +73,26 @@ def test_what_can_not_be_a_picture_is_refused_with_the_reason(payload: bytes, pr
     with pytest.raises(ServingError, match=problem) as error:
         unwrap(payload, LIMITS)
     assert error.value.status is Status.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("payload", "name"),
+    [
+        (str(PLAIN).encode(), f"""text of {len(PLAIN) + 3} bytes that begins with "b'iVBORw0KGgoAAA" """),
+        (base64.b64encode(PLAIN), f"text of {len(PLAIN)} bytes that begins with 'iVBORw0KGgoAAAAN' "),
+        (base64.b64encode(b"data:image/png;base64," + PLAIN),
+         f"text of {len(PLAIN) + 22} bytes that begins with 'data:image/png;b' "),
+        (PNG.decode("latin-1").encode(), "a picture that was read as text, which loses its bytes, "),
+        (PNG.decode("utf-8", "replace").encode(), "a picture that was read as text, which loses its bytes, "),
+        (b"\xff\xd8\xff\xe0".decode("utf-8", "replace").encode(), "a picture that was read as text, "),
+        (PLAIN.decode().encode("utf-16"), f"a file of {2 + 2 * len(PLAIN)} bytes that begins with ff fe "),
+        (b"/home/user/cat.png", "text of 18 bytes that begins with '/home/user/cat.p' "),
+    ],
+)  # fmt: skip
+def test_mistakes_in_wrapping_are_recognisable(payload: bytes, name: str) -> None:
+    with pytest.raises(ServingError) as error:
+        read_header(unwrap(payload, LIMITS), LIMITS)
+    assert error.value.message.startswith(f"image: {name}")
 
 
 @given(st.binary(max_size=300) | st.text("%0123abcXYZ", max_size=300).map(str.encode))

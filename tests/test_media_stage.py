@@ -64,7 +64,7 @@ def test_every_request_of_a_batch_gets_its_own_answer(stage: DecodeStage) -> Non
     answers = decode(stage, [JPEG], [b"hello, world"], [base64.b64encode(PNG), JPEG], [b""], [PNG, b""])
     assert outcomes(answers) == [
         "(1, 1, 32, 32, 3)",
-        "image: a file of 12 bytes that begins with 68 65 6c 6c 6f 2c 20 77 is not supported "
+        "image: text of 12 bytes that begins with 'hello, world' is not supported "
         "(accepted: JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC)",
         "(2, 1, 32, 32, 3)",
         "image: it is empty (0 bytes)",

@@ -7,11 +7,13 @@ import re
 
 import numpy as np
 
+from python_backends.errors import ServingError
 from python_backends.media.limits import ImageLimits, refuse
-from python_backends.media.sniff import sniff
+from python_backends.media.sniff import BYTE_ORDER_MARK, Format, sniff
 
 _HEADER_BYTES = 1024  # a data: URI's media type and parameters end before
 _MAX_PERCENTS = 1_000_000  # in a data: URI; a picture that large is sent as base64, which has few or none
+_HEAD = 64  # digits that show whether a picture begins there: a multiple of 4
 _BLANKS = b" \t\r\n\v\f"
 _STANDARD = bytes.maketrans(b"-_", b"+/")  # from the URL-safe alphabet
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
@@ -44,8 +46,10 @@ def _unwrap(payload: bytes) -> bytes:
     if url := _URL.match(payload):
         scheme = url[1].decode().lower()
         raise refuse(f"a {scheme}: URL is not fetched; send the file's bytes, their base64, or a data: URI")
-    digits = _base64_digits(payload)
-    if _NOT_BASE64.search(digits):
+    digits = _base64_digits(payload.removeprefix(BYTE_ORDER_MARK))
+    if bad := _NOT_BASE64.search(digits):
+        if bad.start() >= _HEAD and isinstance(sniff(binascii.a2b_base64(digits[:_HEAD])), Format):
+            raise _not_base64("it", bad)
         return payload  # some other file: the sniffer says what is accepted
     return _from_base64(digits)
 
@@ -61,8 +65,13 @@ def _from_data_uri(payload: bytes) -> bytes:
         return data
     digits = _base64_digits(data)
     if bad := _NOT_BASE64.search(digits):
-        raise refuse(f"the data: URI is not valid base64: {bad[0]!r} is not a base64 digit".replace("b'", "'"))
+        raise _not_base64("the data: URI", bad)
     return _from_base64(digits)
+
+
+def _not_base64(what: str, bad: re.Match[bytes]) -> ServingError:
+    digit = bad[0].decode("latin-1")
+    return refuse(f"{what} is not valid base64: {digit!r} is not a base64 digit (at {bad.start():,})")
 
 
 def _base64_digits(text: bytes) -> bytes:

@@ -82,6 +82,14 @@ _MAGIC: tuple[tuple[bytes, Format | str], ...] = (
     (b"%!PS", "PostScript"),
     (b"RIFF", "RIFF audio or video"),
 )
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# The first bytes of JPEG and PNG, decoded as Latin-1, or with replacement characters, and written as UTF-8.
+_READ_AS_TEXT = tuple(text.encode() for text in ("\xff\xd8\xff", "\ufffd" * 3, "\x89PNG", "\ufffdPNG"))
+_TEXTS = (
+    ((b"<!doctype html", b"<html"), "an HTML page"),
+    ((b"<?xml", b"<"), "XML"),
+    ((b"{", b"["), "JSON"),
+)
 _HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
 _BMP_HEADERS = {12, 16, 40, 52, 56, 64, 108, 124}
 
@@ -143,13 +151,15 @@ def read_header(data: bytes, limits: ImageLimits) -> ImageHeader:
 
 
 def _other(data: bytes) -> str:
-    text = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    text = data[:512].removeprefix(BYTE_ORDER_MARK).lstrip().lower()
+    if data.startswith(_READ_AS_TEXT):
+        return "a picture that was read as text, which loses its bytes,"
     if b"<svg" in text:
         return "SVG"
-    if text.startswith((b"<!doctype html", b"<html")):
-        return "an HTML page"
-    if text.startswith((b"<?xml", b"<")):
-        return "XML"
-    if text.startswith((b"{", b"[")):
-        return "JSON"
+    for begins, name in _TEXTS:
+        if text.startswith(begins):
+            return name
+    head = data[:16]
+    if head.isascii() and head.decode().isprintable():
+        return f"text of {len(data):,} bytes that begins with {head.decode()!r}"
     return f"a file of {len(data):,} bytes that begins with {data[:8].hex(' ')}"
