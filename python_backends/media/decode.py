@@ -76,7 +76,7 @@ def _explained(header: ImageHeader, size: int) -> Iterator[None]:
     except ServingError:
         raise
     except UnidentifiedImageError:
-        raise refuse(f"{name} can't be decoded: its header is broken") from None
+        raise refuse(f"{name} can't be decoded: its header is broken, or of an unusual kind") from None
     except MemoryError:
         raise refuse(f"{name} can't be decoded in the memory that is allowed for it") from None
     except Exception as error:  # OSError, SyntaxError, ValueError, struct.error, ... : Pillow has no base class

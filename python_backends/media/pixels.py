@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from python_backends.media.colour import LAB_PROFILE, to_srgb
+from python_backends.media.grey import Levels
 
 # Large pictures are first averaged down to this many times the target: under 1/255 from the full filter, twice as fast.
 _REDUCING_GAP = 4.0
@@ -26,8 +26,7 @@ def to_rgb(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     """
     profile = image.info.get("icc_profile")
     if image.mode.startswith(("I", "F")):
-        low, high = _grey_range(image)
-        return _shrink(image, size, lambda strip: _grey(strip, low, high)).convert("RGB")
+        return _shrink(image, size, Levels.of(image).to_8_bits).convert("RGB")
     if image.has_transparency_data:
         return to_srgb(_over_white(_shrink(image, size, _premultiplied)), profile).convert("RGB")
     tile = to_srgb(_shrink(image, size, _averageable), profile)
@@ -80,29 +79,3 @@ def _over_white(image: Image.Image) -> Image.Image:
     colours = np.asarray(image).astype(np.int16)
     white = 255 - colours[..., 3:]
     return Image.fromarray(np.clip(colours[..., :3] + white, 0, 255).astype(np.uint8), "RGB")
-
-
-def _grey_range(image: Image.Image) -> tuple[float, float]:
-    """The values that mean black and white in 16-bit, 32-bit and float grey.
-
-    16-bit covers 0 to 65535 and float 0 to 1, as their writers mean it; what goes beyond has no agreed range and is
-    stretched between its own extremes.
-    """
-    usual = 1.0 if image.mode == "F" else 65535.0
-    if image.mode.startswith("I;16"):
-        return 0.0, usual
-    low, high = (float(value) for value in image.getextrema())  # type: ignore[arg-type]
-    if (low >= 0 and high <= usual) or not np.isfinite(high - low):
-        return 0.0, usual
-    return low, high
-
-
-def _grey(image: Image.Image, low: float, high: float) -> Image.Image:
-    values: NDArray[np.generic] = np.asarray(image)
-    scale = np.float32(255.0 / max(high - low, 1e-30))
-    scaled = (np.nan_to_num(values.astype(np.float32)) - np.float32(low)) * scale + np.float32(0.5)
-    grey = scaled.clip(0, 255).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        grey[values == transparent] = 255
-    return Image.fromarray(grey, "L")
