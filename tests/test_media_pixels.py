@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -117,3 +118,23 @@ def test_lab_is_converted() -> None:
     )
     assert lab is not None
     np.testing.assert_allclose(tile_of(lab, "TIFF")[5, 5], (200, 40, 40), atol=4)
+
+
+def unsigned_tiff(levels: np.ndarray) -> bytes:
+    """32-bit grey as Pillow can't write it."""
+    height, width = levels.shape
+    tags = (
+        (256, width), (257, height), (258, 32), (259, 1), (262, 1), (273, 8 + 2 + 9 * 12 + 4), (277, 1), (278, height),
+        (279, levels.size * 4),
+    )  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + levels.astype("<u4").tobytes()
+
+
+@pytest.mark.parametrize("most", [65_535, 2**31, 2**32 - 1])
+def test_unsigned_32_bit_grey_grows_brighter_all_along(most: int) -> None:
+    ramp = np.linspace(0, most, 64).astype(np.uint32)[None].repeat(4, axis=0)
+    row = decode(unsigned_tiff(ramp), 64, LIMITS)[0, :, 0].astype(int)
+    assert (np.diff(row) >= 0).all()
+    assert row[0] == 0
+    assert row[-1] == 255

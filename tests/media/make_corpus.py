@@ -147,6 +147,8 @@ def make_tiff() -> None:
     _pillow("tiff_grey16.tif", deep())
     _pillow("tiff_orientation6.tif", base(), tiffinfo={ExifTags.Base.Orientation: 6})
     _magick("tiff_grey16_big_endian.tif", "-endian", "MSB", "-compress", "none", source="png_grey16.png")
+    _magick("tiff_grey12.tif", "-depth", "12", "-compress", "none", source="png_grey16.png")
+    _magick("tiff_grey16_white_is_zero.tif", "-define", "quantum:polarity=min-is-white", source="png_grey16.png")
     _magick("tiff_rgb16.tif", "-depth", "16", "-compress", "LZW")
     _magick("tiff_tiled.tif", "-define", "tiff:tile-geometry=16x16", "-compress", "none")
     _magick("tiff_jpeg.tif", "-compress", "JPEG", "-quality", "95")
