@@ -210,6 +210,26 @@ async def _endless_headers(_: str, writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
+async def _many_headers(_: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"X: y\r\n" * 1000)
+        await writer.drain()
+
+
+async def _trailers(_: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+    while True:
+        writer.write(b"X: y\r\n" * 1000)
+        await writer.drain()
+
+
+async def _goes_on(_: str, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+        await writer.drain()
+
+
 async def _silent(_: str, __: asyncio.StreamWriter) -> None:
     await asyncio.sleep(30)
 
@@ -225,6 +245,9 @@ async def _silent(_: str, __: asyncio.StreamWriter) -> None:
         (_dripping, 422, "remote_timeout_s = 0.5"),
         (_silent, 422, "remote_timeout_s = 0.5"),
         (_endless_headers, 422, ""),
+        (_many_headers, 422, ""),
+        (_trailers, 422, ""),
+        (_goes_on, 422, "remote_timeout_s = 0.5"),
         (reply(b"no", "404 Not Found"), 422, "status 404"),
         (b"\0\1\2\3\r\n\r\n", 422, ""),
         (reply(gzip.compress(b"\0" * 10**7), Content_Encoding="gzip"), 422, "compressed"),
@@ -247,7 +270,16 @@ def test_memory_of_all_fetches_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://user:password@images.example/", "ftp://images.example/x", "http://", "//images.example/x", "x" * 9000],
+    [
+        "http://user:password@images.example/",
+        "ftp://images.example/x",
+        "http://",
+        "//images.example/x",
+        "x" * 9000,
+        "http://images.example\\@evil.example/x",
+        "http://images.example%00/x",
+        "http://[::1%25lo]/x",
+    ],
 )
 def test_urls_of_another_kind_are_refused(url: str) -> None:
     async def run() -> None:
@@ -265,7 +297,8 @@ def test_urls_of_another_kind_are_refused(url: str) -> None:
     [
         "0.0.0.0", "10.1.2.3", "100.100.100.200", "127.0.0.1", "168.63.129.16", "169.254.169.254", "172.16.0.1",
         "192.168.1.1", "192.0.0.192", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1",
-        "fd00:ec2::254", "fe80::1%eth0", "ff02::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::",
+        "fd00:ec2::254", "fec0::1", "::7f00:1", "64:ff9b:1::a00:1",
+        "fe80::1%eth0", "ff02::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::",
         "2001:0:4136:e378:8000:63bf:f5ff:fffe",
     ],
 )  # fmt: skip
