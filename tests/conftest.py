@@ -10,6 +10,7 @@ import pytest
 from client.serving.ports import Ports
 from client.serving.server import Endpoints, Server
 from tests.composed import composed_demo
+from tests.gateways import RunningGateway
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,6 +43,20 @@ def demo_server() -> Iterator[Endpoints]:
     """The demo deployment, real in every part."""
     with Server(composed_demo(), free_ports()) as server:
         yield server.endpoints
+
+
+@pytest.fixture(scope="session")
+def echo_gateway(echo_server: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    """A gateway with the default settings in front of the echo fake."""
+    with RunningGateway(tmp_path_factory.mktemp("gateway"), servers=[echo_server.grpc]) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def demo_gateway(demo_server: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    """A gateway with the default settings in front of the demo deployment."""
+    with RunningGateway(tmp_path_factory.mktemp("gateway"), servers=[demo_server.grpc]) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

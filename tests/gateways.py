@@ -1,11 +1,13 @@
 """Gateways as operators run them, for tests: `tvlm gateway` in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -42,6 +44,12 @@ class RunningGateway:
     @property
     def log(self) -> str:
         return self.log_file.read_text()
+
+    @property
+    def ended(self) -> list[Any]:
+        """The log's lines of requests, parsed."""
+        lines = [line.partition(" gateway: ")[2] for line in self.log.splitlines()]
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def status(self, path: str) -> int:
         """The status of a GET, 0 when nobody answers."""

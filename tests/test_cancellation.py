@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from client import RetryPolicy, VlmClient, VlmError
 from client.serving.server import Endpoints
+from tests.gateways import RunningGateway
 from tests.test_failures import metric
 from tests.test_server import engine_stats, picture, statistics
 from tests.waiting import until
@@ -47,6 +49,28 @@ def test_http_client_that_leaves_generate_stream_frees_its_sequence(demo_server:
         assert engine_stats(demo_server)["running"] == 1
     assert until(lambda: is_idle(demo_server), 20)
     assert until(lambda: metric(demo_server, "tvlm_requests_total", outcome="CANCELLED") == cancelled + 1, 10)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("in_prefill", [True, False])
+def test_gateway_client_that_leaves_frees_its_sequence(
+    demo_server: Endpoints, demo_gateway: RunningGateway, in_prefill: bool, streamed: bool
+) -> None:
+    def prefills() -> bool:
+        return metric(demo_server, "tvlm_prefill_tokens") > 0
+
+    assert until(lambda: is_idle(demo_server), 20)
+    cancelled = metric(demo_server, "tvlm_requests_total", outcome="CANCELLED")
+    prompt = f"Tell me a story ({streamed}). " + ("Say more. " * 250 if in_prefill else "")
+    body = {"model": "vlm", "messages": [{"role": "user", "content": prompt}], "stream": streamed, **SHORTER}
+    connection = http.client.HTTPConnection("127.0.0.1", demo_gateway.port, timeout=30)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    assert until(lambda: metric(demo_server, "tvlm_running_sequences") == 1 and prefills() is in_prefill, 30)
+    connection.close()
+    assert until(lambda: is_idle(demo_server), 20)
+    assert until(lambda: metric(demo_server, "tvlm_requests_total", outcome="CANCELLED") == cancelled + 1, 10)
+    assert until(lambda: demo_gateway.ended[-1]["status"] == 499, 5)
+    assert (demo_gateway.ended[-1]["first_piece_ms"] is None) is (in_prefill or not streamed)
 
 
 def test_deadline_that_passes_frees_the_sequence(demo_server: Endpoints, vlm: VlmClient) -> None:

@@ -12,18 +12,14 @@ import openai
 import psutil
 import pytest
 
-from client.serving.server import Endpoints, Server
+from client.serving.server import Server
 from tests.conftest import echo_output, free_ports
 from tests.gateways import RunningGateway
 from tests.waiting import until
 
 pytestmark = pytest.mark.server
 
-
-@pytest.fixture
-def gateway(echo_server: Endpoints, tmp_path: Path) -> Iterator[RunningGateway]:
-    with RunningGateway(tmp_path, servers=[echo_server.grpc]) as running:
-        yield running
+GONE = {"the server closed the connection before the answer's end", "the server that worked on the answer is gone"}
 
 
 def client_of(gateway: RunningGateway) -> openai.AsyncOpenAI:
@@ -47,10 +43,10 @@ def cancellations(gateway: RunningGateway) -> int:
     return int(client.completions.create(model="vlm", prompt="cancellations").choices[0].text)
 
 
-def test_two_hundred_streams_at_a_time_each_with_all_its_tokens_in_order(gateway: RunningGateway) -> None:
+def test_two_hundred_streams_at_a_time_each_with_all_its_tokens_in_order(echo_gateway: RunningGateway) -> None:
     async def all_streams() -> list[list[str]]:
         answers: list[list[str]] = [[] for _ in range(200)]
-        async with client_of(gateway) as client:
+        async with client_of(echo_gateway) as client:
             errors = await asyncio.gather(*(stream(client, f"count 50 10 {i}", a) for i, a in enumerate(answers)))
         assert errors == [""] * 200
         return answers
@@ -59,9 +55,9 @@ def test_two_hundred_streams_at_a_time_each_with_all_its_tokens_in_order(gateway
     assert all([piece for piece in pieces if piece] == wanted for pieces in asyncio.run(all_streams()))
 
 
-def test_an_error_after_the_first_token_is_one_event_and_the_end(gateway: RunningGateway) -> None:
+def test_an_error_after_the_first_token_is_one_event_and_the_end(echo_gateway: RunningGateway) -> None:
     body = {"model": "vlm", "prompt": "break the engine is gone", "stream": True}
-    answer = httpx2.post(f"{gateway.url}/v1/completions", json=body)
+    answer = httpx2.post(f"{echo_gateway.url}/v1/completions", json=body)
     assert answer.status_code == 200
     events = [event for event in answer.text.split("\n\n") if event]
     assert len(events) == 2
@@ -71,14 +67,14 @@ def test_an_error_after_the_first_token_is_one_event_and_the_end(gateway: Runnin
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_client_that_leaves_cancels_its_request(gateway: RunningGateway, streamed: bool) -> None:
-    before = cancellations(gateway)
+def test_a_client_that_leaves_cancels_its_request(echo_gateway: RunningGateway, streamed: bool) -> None:
+    before, gone = cancellations(echo_gateway), echo_gateway.log.count('"status": 499')
     with contextlib.suppress(httpx2.TimeoutException):
         body = {"model": "vlm", "prompt": "forever", "stream": streamed}
-        with httpx2.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=1) as answer:
+        with httpx2.stream("POST", f"{echo_gateway.url}/v1/completions", json=body, timeout=1) as answer:
             next(answer.iter_bytes())
-    assert until(lambda: cancellations(gateway) == before + 1, 5)
-    assert until(lambda: '"status": 499' in gateway.log, 5)
+    assert until(lambda: cancellations(echo_gateway) == before + 1, 5)
+    assert until(lambda: echo_gateway.log.count('"status": 499') == gone + 1, 5)
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def two_servers(tmp_path: Path) -> Iterator[list[Server]]:
 def test_when_one_of_two_servers_dies_requests_without_a_token_go_to_the_other(
     two_servers: list[Server], tmp_path: Path
 ) -> None:
-    """25 that have no token yet and 25 that stream, shared by both servers; one is killed."""
+    """25 that have no token yet and 25 that stream, shared by both servers; one is killed. None hangs."""
     servers = [server.endpoints.grpc for server in two_servers]
     with RunningGateway(tmp_path / "gateway", servers=servers) as gateway:
         waiting: list[list[str]] = [[] for _ in range(25)]
@@ -112,6 +108,7 @@ def test_when_one_of_two_servers_dies_requests_without_a_token_go_to_the_other(
         assert all("".join(pieces).startswith("wait 3000") for pieces in waiting)
         failed = [error for error in errors_of_streaming if error]
         assert 5 <= len(failed) <= 20, "the streams were not shared"
+        assert set(failed) <= GONE
         whole = [pieces for pieces, error in zip(streaming, errors_of_streaming, strict=True) if not error]
         assert all(len([p for p in pieces if p]) == 400 for pieces in whole)
         assert gateway.status("/health/ready") == 200

@@ -1,4 +1,4 @@
-"""The README's examples, as written, against the real server."""
+"""The examples of README.md and of docs/, as written, against the real server and gateway."""
 
 from __future__ import annotations
 
@@ -11,19 +11,29 @@ from pathlib import Path
 import pytest
 
 from client.serving.server import Endpoints
+from tests.gateways import RunningGateway
 
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = re.findall(r"<!-- test: (\w+) -->\n```\w+\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+EXAMPLES = [
+    pytest.param(kind, code, id=f"{page.stem}-{number}-{kind}")
+    for page in (ROOT / "README.md", ROOT / "docs" / "clients.md", ROOT / "docs" / "openai-api.md")
+    for number, (kind, code) in enumerate(
+        re.findall(r"<!-- test: (\w+) -->\n```\w+\n(.*?)```", page.read_text(), re.DOTALL)
+    )
+]
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 5
+    assert len(EXAMPLES) >= 11
 
 
-@pytest.mark.parametrize(("kind", "code"), EXAMPLES, ids=[f"{kind}-{i}" for i, (kind, _) in enumerate(EXAMPLES)])
-def test_example_runs_and_prints_an_answer(demo_server: Endpoints, kind: str, code: str) -> None:
+@pytest.mark.parametrize(("kind", "code"), EXAMPLES)
+def test_example_runs_and_prints_an_answer(
+    demo_server: Endpoints, demo_gateway: RunningGateway, kind: str, code: str
+) -> None:
+    code = code.replace("localhost:8080", demo_gateway.url.removeprefix("http://"))
     code = code.replace("localhost:8000", demo_server.http.removeprefix("http://"))
     code = code.replace("localhost:8001", demo_server.grpc.removeprefix("grpc://"))
     code = code.replace("tvlm ask", f"tvlm ask --url {demo_server.grpc}")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,15 @@ def test_requests_are_told_apart_by_modality_and_outcome() -> None:
                 ("modality", "image", "outcome", "UNAVAILABLE"): full,
             },
             tvlm_waiting_requests={("modality", "image"): 3, ("modality", "text"): 1},
+            tvlm_pending_tokens={("modality", "image"): 612},
+            tvlm_running_requests={("modality", "text"): 9},
             tvlm_time_to_first_token_seconds_sum={("modality", "image"): first_token_s},
             tvlm_time_to_first_token_seconds_count={("modality", "image"): fine},
         )
 
     image, text = status_of("http://a", at(0, 10, 0, 5.0), at(2, 14, 6, 7.0)).modalities
     assert (image.modality, image.waiting, image.requests_per_s, image.failed_per_s) == ("image", 3, 5, 3)
+    assert (image.waiting_tokens, image.running, text.running) == (612, 0, 9)
     assert image.mean_first_token_ms == 500
     assert (text.modality, text.waiting, text.requests_per_s, text.mean_first_token_ms) == ("text", 1, 0, None)
 
@@ -157,3 +161,30 @@ def test_watching_outlives_the_server() -> None:
         errors = [json.loads(run.stdout.readline())["error"] for _ in range(3)]
         run.terminate()
     assert all("no server answers" in error for error in errors)
+
+
+@pytest.mark.server
+def test_a_working_server_shows_queues_pages_replicas_and_rates(demo_server: Endpoints) -> None:
+    with VlmClient(demo_server.grpc) as vlm:
+        vlm.generate("What is it?", images=[PICTURE], max_tokens=4)
+        vlm.generate("What is it?", images=[PICTURE], max_tokens=4)
+        stop = threading.Event()
+
+        def keep_asking() -> None:
+            while not stop.is_set():
+                vlm.generate("Count to five.", max_tokens=8)
+
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        try:
+            status = seen(demo_server, "--interval-s", "5")
+        finally:
+            stop.set()
+            asking.join()
+    assert {model["name"] for model in status["models"]} >= {"vlm", "image_decode", "vision_encoder", "llm_decoder_0"}
+    assert {row["modality"] for row in status["modalities"]} >= {"text", "image"}
+    assert status["replicas"][0]["replica"]
+    assert status["output_tokens_per_s"] > 0
+    assert 0 < status["encoder_cache_hits"] < 1
+    assert status["encode_budget_tokens"] > 0
+    assert sum(status["embedding_pages"].values()) > 0

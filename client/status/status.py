@@ -27,6 +27,8 @@ class ModalityStatus:
 
     modality: str
     waiting: int
+    waiting_tokens: int  # of their prompts
+    running: int
     requests_per_s: float
     failed_per_s: float
     mean_first_token_ms: float | None
@@ -108,19 +110,30 @@ def _model(now: ModelCounts, before: ModelCounts | None, seconds: float) -> Mode
 
 def _modalities(before: Sample, after: Sample, seconds: float) -> list[ModalityStatus]:
     waiting = after.by("tvlm_waiting_requests", "modality")
+    tokens = after.by("tvlm_pending_tokens", "modality")
+    running = after.by("tvlm_running_requests", "modality")
     ended = after.by("tvlm_requests_total", "modality")
 
     def grown(name: str, **labels: str) -> float:
         return _since(after.total(name, **labels) or 0.0, before.total(name, **labels))
 
     found = []
-    for modality in sorted(waiting.keys() | ended.keys()):
+    for modality in sorted(waiting.keys() | running.keys() | ended.keys()):
         every = grown("tvlm_requests_total", modality=modality)
         fine = grown("tvlm_requests_total", modality=modality, outcome="ok")
         ttft_s = grown("tvlm_time_to_first_token_seconds_sum", modality=modality)
         started = grown("tvlm_time_to_first_token_seconds_count", modality=modality)
-        rates = every / seconds, (every - fine) / seconds
-        found.append(ModalityStatus(modality, int(waiting.get(modality, 0)), *rates, _mean(ttft_s * 1e3, started)))
+        found.append(
+            ModalityStatus(
+                modality=modality,
+                waiting=int(waiting.get(modality, 0)),
+                waiting_tokens=int(tokens.get(modality, 0)),
+                running=int(running.get(modality, 0)),
+                requests_per_s=every / seconds,
+                failed_per_s=(every - fine) / seconds,
+                mean_first_token_ms=_mean(ttft_s * 1e3, started),
+            )
+        )
     return found
 
 

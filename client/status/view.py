@@ -50,11 +50,12 @@ def _models(status: Status) -> Table:
 
 
 def _modalities(status: Status) -> Table:
-    table = _table("requests", "waiting", "per s", "failed per s", "first token ms")
+    table = _table("requests", "waiting", "their tokens", "running", "per s", "failed per s", "first token ms")
     for row in status.modalities:
         failed = Text(f"{row.failed_per_s:,.1f}", "red" if row.failed_per_s else "dim")
         first = _number(row.mean_first_token_ms, 0)
-        table.add_row(row.modality, f"{row.waiting:,}", f"{row.requests_per_s:,.1f}", failed, first)
+        now = (f"{count:,}" for count in (row.waiting, row.waiting_tokens, row.running))
+        table.add_row(row.modality, *now, f"{row.requests_per_s:,.1f}", failed, first)
     return table
 
 
