@@ -11,6 +11,7 @@ const $ = (id) => document.getElementById(id);
 // word of an answer is shown, but not sent again with later questions.
 let turns = load("turns", []);
 let pictures = []; // of the question that is being written: {name, url}
+let adding = Promise.resolve(); // until the pictures that were dropped, pasted or chosen have been read
 let running = null; // the AbortController of the answer that is coming
 
 function load(name, otherwise) {
@@ -36,14 +37,15 @@ function save() {
 
 // --- Asking ------------------------------------------------------------------------------------------------------
 
-function redraw() {
+// `open`: whether the last turn may offer to try again.
+function redraw(open = true) {
   document.querySelectorAll(".turn").forEach((shown) => shown.remove());
   $("hint").hidden = turns.length > 0;
-  for (const turn of turns) show(turn, turn === turns.at(-1) ? () => tryAgain(turn) : null).finish();
+  for (const turn of turns) show(turn, open && turn === turns.at(-1) ? () => tryAgain(turn) : null).finish();
 }
 
 async function ask(question, urls) {
-  redraw(); // so that the turn before offers to try again no more
+  redraw(false);
   const turn = { question, pictures: urls, answer: "" };
   turns.push(turn);
   $("hint").hidden = true;
@@ -105,14 +107,20 @@ function tellRunning(on, told) {
   $("ask").hidden = on;
   $("stop").hidden = !on;
   $("status").textContent = told;
-  $("question").focus();
+  // The button that was pressed is gone. On a phone the focus would bring the keyboard up over the answer.
+  if (!matchMedia("(pointer: coarse)").matches) $("question").focus();
 }
 
 const key = () => $("key").value.trim();
 
 // --- Pictures ----------------------------------------------------------------------------------------------------
 
-async function addFiles(files) {
+function addFiles(files) {
+  adding = adding.then(() => read(files));
+  return adding;
+}
+
+async function read(files) {
   $("problem").textContent = "";
   for (const file of files) {
     try {
@@ -160,8 +168,9 @@ async function showModel() {
   }
 }
 
-$("composer").addEventListener("submit", (event) => {
+$("composer").addEventListener("submit", async (event) => {
   event.preventDefault();
+  await adding;
   const question = $("question").value.trim();
   if (running || !(question || pictures.length)) return;
   const urls = pictures.map((picture) => picture.url);
