@@ -40,11 +40,11 @@ class GrpcTransport:
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._infer = _infer(self._channel)
 
     def stream(self, request: VlmRequest) -> TextStream:
         """Send the request; its pieces come from the stream."""
-        call = self._stub.ModelStreamInfer(iter([to_message(request)]), timeout=request.timeout_s, metadata=_METADATA)
+        call = self._infer(to_message(request), timeout=request.timeout_s, metadata=_METADATA)
         return _GrpcStream(call, self._address)
 
     def generate(self, request: VlmRequest) -> Answer:
@@ -66,10 +66,11 @@ class AsyncGrpcTransport:
         self._address = address
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._infer = _infer(self._channel)
 
     def stream(self, request: VlmRequest) -> AsyncTextStream:
         """Send the request; its pieces come from the stream."""
-        call = self._stub.ModelStreamInfer(iter([to_message(request)]), timeout=request.timeout_s, metadata=_METADATA)
+        call = self._infer(to_message(request), timeout=request.timeout_s, metadata=_METADATA)
         return _AsyncGrpcStream(call, self._address)
 
     async def generate(self, request: VlmRequest) -> Answer:
@@ -139,6 +140,19 @@ class _AsyncGrpcStream(_Pieces, AsyncTextStream):
 
     async def aclose(self) -> None:
         self._call.cancel()
+
+
+def _infer(channel: Any) -> Any:
+    """Triton's streaming call on a channel, for one request a call.
+
+    To Triton it is a stream of requests; a client that declares a single one sends headers, message and end at once,
+    where the generated stub waits for each of the three.
+    """
+    return channel.unary_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )
 
 
 def to_message(request: VlmRequest) -> Any:

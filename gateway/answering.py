@@ -25,10 +25,12 @@ async def answer(request: Request, asked: Asked, shape: Shape, pool: Pool, slot:
     """
     running = _Running(record_of(request), slot, asked.image_fields)
     try:
-        first = await while_connected(request.receive, running.start(pool, asked))
+        async with while_connected(request.receive):
+            first = await running.start(pool, asked)
+            if not asked.request.stream:
+                await running.finish()
         if asked.request.stream:
             return EventStream(running.events(shape, first), running.close)
-        await while_connected(request.receive, running.finish())
         response = JSONResponse(shape.whole(running.call.answer))
     except VlmError as error:
         await running.close()
@@ -53,7 +55,7 @@ class _Running:
 
     async def start(self, pool: Pool, asked: Asked) -> str | None:
         """The first piece of the answer."""
-        self._call, first = await pool.start(asked)
+        self._call, first = await pool.start(asked, self._record.begin_s)
         self.call = self._call
         self._record.first_piece()
         return first
@@ -65,13 +67,13 @@ class _Running:
 
     async def events(self, shape: Shape, first: str | None) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error is the last one: `[DONE]` would say that it is complete."""
-        yield shape.opening()
+        yield shape.opening() + (shape.piece(first) if first else b"")  # one write: the first piece is what counts
         piece = first
         try:
             while piece is not None:
+                piece = await self.call.read()
                 if piece:
                     yield shape.piece(piece)
-                piece = await self.call.read()
         except VlmError as error:
             refusal = self.refused(error)
             yield event(refusal.body())

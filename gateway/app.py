@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway import playground, routes
-from gateway.documents import name_models
+from gateway.documents import complete
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.record import Recorder, record_of
@@ -41,6 +41,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.gateway = gateway
+    app.include_router(routes.generation)
     app.include_router(routes.router)
     app.include_router(playground.router)
     app.add_exception_handler(ApiError, _answer_error)
@@ -54,7 +55,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
             expose_headers=["x-request-id", "Retry-After"],
         )
-    name_models(app.openapi(), settings.model_names)  # the document is made once
+    complete(app.openapi(), settings.model_names)  # the document is made once
     app.add_middleware(Recorder, metrics=gateway.metrics)
     return app
 

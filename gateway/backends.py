@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
@@ -51,11 +52,11 @@ class Server:
         return len(self._calls)
 
     def call(self, asked: Asked, left_s: float) -> Call:
-        """Send a request to this server; the answer must be complete in `left_s` seconds."""
+        """Send a request to this server; `left_s` seconds are left for its answer."""
         # gRPC's own deadline comes later: grpc.aio turns one that passes while it sends into an INTERNAL error
         request = replace(asked.request, timeout_s=left_s + _DEADLINE_MARGIN_S)
         call = Call(self, self._transport.stream(request), asked.tokens, self._calls)
-        call.give_up_after(left_s)
+        call.give_up_after(left_s, VlmError("DEADLINE_EXCEEDED", asked.late))
         return call
 
     def suspect(self) -> None:
@@ -148,9 +149,8 @@ class Call:
         self._given_up = error
         self._closing = asyncio.create_task(self._stream.aclose())
 
-    def give_up_after(self, seconds: float) -> None:
+    def give_up_after(self, seconds: float, late: VlmError) -> None:
         """Its deadline."""
-        late = VlmError("DEADLINE_EXCEEDED", f"the answer was not complete within {seconds:.3g} s")
         self._timer = asyncio.get_running_loop().call_later(seconds, self.give_up, late)
 
     async def aclose(self) -> None:
@@ -195,20 +195,19 @@ class Pool:
         """Whether some server takes requests."""
         return any(server.health is Health.READY for server in self.servers)
 
-    async def start(self, asked: Asked) -> tuple[Call, str | None]:
-        """The call that answers the request, and its first piece.
+    async def start(self, asked: Asked, arrived_s: float) -> tuple[Call, str | None]:
+        """The call that answers a request that arrived at `arrived_s` (time.monotonic), and its first piece.
 
         A server that can't take it, or dies before the first piece, is left for the next (VlmError of the last one).
         """
         left = [server for server in self.servers if server.health is Health.READY]
         if not left:
             raise VlmError("UNAVAILABLE", "no server is ready")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + asked.timeout_s
+        deadline = arrived_s + asked.timeout_s
         while True:
             server = min(left, key=lambda server: server.pending_tokens)
             left.remove(server)
-            call = server.call(asked, max(0.0, deadline - loop.time()))
+            call = server.call(asked, max(0.0, deadline - time.monotonic()))
             try:
                 return call, await call.read()
             except VlmError as error:

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import AsyncIterator
 
 from starlette.types import Receive
-
-T = TypeVar("T")
 
 
 class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work; cancel it when the client goes away (ClientGone). The request's body must have been read."""
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        leaving.cancel()
+@contextlib.asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Cancel what is done inside when the client goes away (ClientGone). The request's body must have been read.
+
+    It goes on in the caller's own task: to hand it to another one would cost turns of the event loop before each first
+    token.
+    """
+    working = asyncio.current_task()
+    assert working is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
         working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
 
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        if hasattr(working, "uncancel"):  # Python 3.11: it was cancelled here only
+            working.uncancel()
+        raise ClientGone from None
+    finally:
+        watching.cancel()

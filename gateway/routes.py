@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar, cast
 
-from fastapi import APIRouter, Depends, Request, Response, Security
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from gateway.answering import answer
@@ -26,8 +26,17 @@ from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.translate import from_chat, from_completion, image_sources
 from gateway.validation import refusal
 
+
+class _Direct(APIRoute):
+    """Takes a request and gives a response; what FastAPI puts between takes time before every first token."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The function itself."""
+        return self.endpoint
+
+
 router = APIRouter()
-_bearer = HTTPBearer(auto_error=False, description="An API key, where the gateway has any.")
+generation = APIRouter(route_class=_Direct)
 _RequestType = TypeVar("_RequestType", bound=GenerationRequest)
 
 
@@ -36,58 +45,59 @@ def gateway_of(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-async def authenticated(
-    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
-) -> str:
+def authenticated(request: Request) -> str:
     """The name of the key's holder, before anything else of the request is read (ApiError, 401)."""
-    record_of(request).route = request.scope["route"].path
-    name = gateway_of(request).keys.identify(credentials.credentials if credentials else None)
-    if name is None:
-        problem = "no API key was given" if credentials is None else "the API key is not known"
+    record = record_of(request)
+    record.route = request.scope["route"].path
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    given = key.strip() if scheme.lower() == "bearer" else ""
+    record.key = gateway_of(request).keys.identify(given or None)
+    if record.key is None:
+        problem = "the API key is not known" if given else "no API key was given"
         raise ApiError(401, f"{problem}; send it as `Authorization: Bearer KEY`", "invalid_api_key")
-    record_of(request).key = name
-    return name
+    return record.key
 
 
-KeyName = Annotated[str, Depends(authenticated)]
-
-
-@router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=ANSWERS)
-async def chat(request: Request, key: KeyName) -> Response:
+@generation.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=ANSWERS)
+async def chat(request: Request) -> Response:
     """Answer a chat, with pictures or without."""
     gateway = gateway_of(request)
-    async with _opened(request, key) as (slot, lease):
+    async with _opened(request, authenticated(request)) as (slot, lease):
         body = await _read(request, ChatRequest, lease)
         sources = image_sources(body)
         record_of(request).images = len(sources)
-        loading = load_images(sources, gateway.fetcher, gateway.settings.remote_images, lease)
-        images = await while_connected(request.receive, loading)
+        images: list[bytes] = []
+        if sources:
+            async with while_connected(request.receive):
+                images = await load_images(sources, gateway.fetcher, gateway.settings.remote_images, lease)
         asked = from_chat(body, sources, images, gateway.settings.request_timeout_s)
         shape = Shape("chat", body.model, body.wants_usage)
         return await answer(request, asked, shape, gateway.pool, slot)
 
 
-@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=ANSWERS)
-async def completions(request: Request, key: KeyName) -> Response:
+@generation.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=ANSWERS)
+async def completions(request: Request) -> Response:
     """Go on with a text."""
     gateway = gateway_of(request)
-    async with _opened(request, key) as (slot, lease):
+    async with _opened(request, authenticated(request)) as (slot, lease):
         body = await _read(request, CompletionRequest, lease)
         asked = from_completion(body, gateway.settings.request_timeout_s)
         shape = Shape("completion", body.model, body.wants_usage)
         return await answer(request, asked, shape, gateway.pool, slot)
 
 
-@router.get("/v1/models")
-async def models(request: Request, key: KeyName) -> dict[str, Any]:
+@router.get("/v1/models", responses={401: ERRORS[401]})
+async def models(request: Request) -> dict[str, Any]:
     """The names under which the model can be asked."""
+    authenticated(request)
     names = gateway_of(request).settings.model_names
     return {"object": "list", "data": [_model(name) for name in names]}
 
 
-@router.get("/v1/models/{model}", responses={404: ERRORS[404]})
-async def model(request: Request, model: str, key: KeyName) -> dict[str, Any]:
+@router.get("/v1/models/{model}", responses={401: ERRORS[401], 404: ERRORS[404]})
+async def model(request: Request, model: str) -> dict[str, Any]:
     """One of them."""
+    authenticated(request)
     _check_model(gateway_of(request), model)
     return _model(model)
 

@@ -36,7 +36,8 @@ class Asked:
 
     request: VlmRequest
     tokens: int
-    timeout_s: float  # for the whole answer
+    timeout_s: float  # for the whole answer, from the request's arrival here
+    late: str  # what is said when it passes
     image_fields: Sequence[str]  # where each image stood
 
 
@@ -57,7 +58,7 @@ def from_chat(body: ChatRequest, sources: Sequence[ImageSource], images: list[by
     limit = body.max_completion_tokens or body.max_tokens
     request = VlmRequest(messages=messages, images=images, **_common(body, limit))
     tokens = len(messages) // _CHARACTERS_A_TOKEN + len(images) * _TOKENS_AN_IMAGE + (limit or _USUAL_ANSWER)
-    return Asked(request, tokens, _timeout_s(body, timeout_s), [source.field for source in sources])
+    return Asked(request, tokens, *_time(body, timeout_s), [source.field for source in sources])
 
 
 def from_completion(body: CompletionRequest, timeout_s: float) -> Asked:
@@ -69,7 +70,7 @@ def from_completion(body: CompletionRequest, timeout_s: float) -> Asked:
         **_common(body, body.max_tokens),
     )
     tokens = len(body.prompt) // _CHARACTERS_A_TOKEN + (body.max_tokens or _USUAL_ANSWER)
-    return Asked(request, tokens, _timeout_s(body, timeout_s), ())
+    return Asked(request, tokens, *_time(body, timeout_s), ())
 
 
 def _content(content: str | list[Any]) -> str | list[dict[str, str]]:
@@ -78,8 +79,10 @@ def _content(content: str | list[Any]) -> str | list[dict[str, str]]:
     return [{"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in content]
 
 
-def _timeout_s(body: GenerationRequest, most_s: float) -> float:
-    return min(most_s, body.deadline_ms / 1e3) if body.deadline_ms else most_s
+def _time(body: GenerationRequest, most_s: float) -> tuple[float, str]:
+    if body.deadline_ms and body.deadline_ms / 1e3 <= most_s:
+        return body.deadline_ms / 1e3, f"deadline_ms: the answer was not complete within {body.deadline_ms} ms"
+    return most_s, f"the answer was not complete within request_timeout_s = {most_s:g}"
 
 
 def _common(body: GenerationRequest, limit: int | None) -> dict[str, Any]:
