@@ -43,7 +43,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 _MAX_INT = (1 << 31) - 1  # what the engine counts with
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-_StopStrings = Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)]
+# Of a list, the first wrong item is told: a body full of them would become a gigabyte of errors.
+_StopStrings = Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+_MAX_MESSAGES = 4096
+_MAX_PARTS = 1024
 
 
 def _as_list(value: object) -> object:
@@ -82,7 +85,7 @@ class Message(_Part):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(min_length=1)]
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True)]
 
 
 class StreamOptions(_Part):
@@ -132,7 +135,7 @@ class GenerationRequest(BaseModel):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT)  # OpenAI's newer name; it holds
 
 

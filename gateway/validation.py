@@ -9,13 +9,15 @@ from pydantic import ValidationError
 from gateway.errors import ApiError, bad_request
 
 _UNION_MEMBERS = ("str", "list[", "text", "image_url", "function-")  # names that pydantic puts into a path
+_LARGEST_SHOWN = 1e40
 _MAX_MESSAGE = 300  # some of pydantic's quote a value
 
 
 def refusal(error: ValidationError) -> ApiError:
-    """The first problem of a body; where parts or a string may stand, the one that was found deepest."""
+    """The first problem of a body; where a string or parts may stand, the one found deepest, else the parts'."""
     problems = error.errors(include_url=False)
-    problem = max((p for p in problems if p["loc"][:3] == problems[0]["loc"][:3]), key=lambda p: len(p["loc"]))
+    rivals = (p for p in problems if p["loc"][:3] == problems[0]["loc"][:3])
+    problem = max(rivals, key=lambda p: (len(p["loc"]), p["type"] != "string_type"))
     if problem["type"] == "json_invalid":
         return bad_request("body", f"body: not JSON: {problem['ctx']['error']}", "invalid_json")
     field = _path(problem["loc"])
@@ -43,4 +45,4 @@ def _is_union_member(location: tuple[int | str, ...], i: int) -> bool:
 
 def _value(problem: Any) -> str:
     value = problem["input"]
-    return f" = {value}" if isinstance(value, (int, float)) and len(str(value)) <= 40 else ""
+    return f" = {value}" if isinstance(value, (int, float)) and abs(value) < _LARGEST_SHOWN else ""

@@ -158,6 +158,17 @@ def test_bodies_of_a_hundred_megabytes_are_cut_off_and_not_kept(gateway: Running
     assert gateway.resident_bytes() - before < 64 * MEGABYTE
 
 
+def test_bodies_full_of_small_values_take_no_memory_and_no_time(gateway: RunningGateway) -> None:
+    before = gateway.resident_bytes()
+    status, answer = post(gateway, {**HELLO, "metadata": [0] * 600_000})
+    assert (status, answer["error"]["param"]) == (413, "body")
+    status, answer = post(gateway, {"model": "vlm", "messages": [0] * 400_000}, path="/v1/chat/completions")
+    assert (status, answer["error"]["param"]) == (400, "messages[0]")
+    status, answer = post(gateway, {**HELLO, "stop": [0] * 400_000})
+    assert (status, answer["error"]["param"]) == (400, "stop[0]")
+    assert gateway.resident_bytes() - before < 64 * MEGABYTE
+
+
 def test_a_body_that_drips_is_given_up(gateway: RunningGateway) -> None:
     with connect(gateway, head(Content_Length=1000) + b"{") as connection:
         status, _, text = first_answer(connection)

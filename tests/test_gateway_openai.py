@@ -22,15 +22,9 @@ PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 VISUAL_TOKENS = 64  # of one picture, in the demo checkpoint
 
 
-@pytest.fixture(scope="module")
-def gateway(demo_server: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
-    with RunningGateway(tmp_path_factory.mktemp("gateway"), servers=[demo_server.grpc]) as running:
-        yield running
-
-
 @pytest.fixture
-def client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+def client(demo_gateway: RunningGateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo_gateway.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 
@@ -169,7 +163,7 @@ BROKEN = picture("red")[:-40]
             "messages[0].content[0].image_url",
             "image[0]: ",
         ),
-        ({"extra_body": {"deadline_ms": 1}}, 408, None, ""),
+        ({"extra_body": {"deadline_ms": 1}}, 408, "deadline_ms", "deadline_ms"),
     ],
 )
 def test_each_error_is_of_its_class_and_names_field_and_limit(

@@ -81,6 +81,10 @@ def test_fields_that_change_nothing_are_ignored(fields: dict[str, Any]) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages[0].content[0].image_url",
         ),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]}, "messages[0].content"),
+        ({"messages": HELLO * 4097}, "messages"),
+        ({"messages": [0] * 1000}, "messages[0]"),
         ({"temperature": 2.5}, "temperature"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"top_p": 0}, "top_p"),
@@ -97,6 +101,13 @@ def test_a_bad_value_is_refused_with_the_path_to_it(fields: dict[str, Any], para
         chat(**fields)
     assert (error.value.status, error.value.param) == (400, param)
     assert error.value.message.startswith(param)
+
+
+def test_a_number_of_any_length_is_refused() -> None:
+    for digits in (50, 4000, 6000):
+        with pytest.raises(ValidationError) as error:
+            ChatRequest.model_validate_json(f'{{"model": "vlm", "messages": [], "top_k": {"1" * digits}}}')
+        assert len(refusal(error.value).message) < 400
 
 
 def test_a_refusal_quotes_no_content() -> None:
@@ -127,6 +138,8 @@ def test_sampling_goes_to_the_engine_under_its_names() -> None:
 def test_priority_and_deadline_go_to_the_scheduler() -> None:
     asked = from_chat(chat(service_tier="priority", deadline_ms=1500), [], [], 600)
     assert (asked.request.parameters, asked.timeout_s) == ({"priority_class": "interactive", "deadline_ms": 1500}, 1.5)
+    assert asked.late == "deadline_ms: the answer was not complete within 1500 ms"
+    assert from_chat(chat(deadline_ms=700_000), [], [], 600).late.endswith("request_timeout_s = 600")
     assert sent(service_tier="auto").parameters == {}
     assert sent(service_tier="flex").parameters == {"priority_class": "batch"}
 
