@@ -222,6 +222,10 @@ def bench(
     folder: Annotated[Path, typer.Option(help="For the tool's input and results.")] = Path("perf/reports/tools"),
     perf_analyzer: Annotated[str, typer.Option(help="The perf_analyzer to run.")] = "perf_analyzer",
     aiperf: Annotated[str, typer.Option(help="The aiperf to run.")] = "aiperf",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="tokenizer.json of what is served, for aiperf, which else downloads one."),
+    ] = None,
 ) -> None:
     """Measure a running server with the tools that Triton's users know; writes their input files.
 
@@ -229,14 +233,14 @@ def bench(
     Examples:
       tvlm bench --tool perf_analyzer --pictures 2 --rate 0.5
       tvlm bench --tool perf_analyzer --perf-analyzer /opt/bin/perf_analyzer --url http://localhost:8080
-      tvlm bench --tool aiperf --url http://localhost:8080
+      tvlm bench --tool aiperf --url http://localhost:8080 --tokenizer build/demo-cpu/artifacts/tokenizer.json
     """
     from perf.tools.run import Plan, run_tool  # noqa: PLC0415
 
     binaries = {"perf_analyzer": perf_analyzer, "aiperf": aiperf}
     if tool not in binaries:
         raise VlmError("INVALID_ARGUMENT", f"tool: {tool!r} is not one of {', '.join(binaries)}")
-    plan = Plan(url, model, pictures, requests, rate, folder)
+    plan = Plan(url, model, pictures, requests, rate, folder, tokenizer)
     for line in run_tool(tool, binaries[tool], plan, lambda text: out.print(text, soft_wrap=True)).lines()[1:]:
         out.print(line, soft_wrap=True)
 

@@ -8,10 +8,12 @@ import pytest
 
 from client.types import VlmError
 from perf.knee import knee, with_max_running
+from perf.load.openai_target import chat_body
 from perf.tools import inputs
-from perf.tools.run import Plan, read_aiperf, read_profile_export, run_tool
+from perf.tools.run import Plan, aiperf, read_aiperf, read_profile_export, run_tool
 from perf.workloads import make_workload
 from perf.workloads.payload import picture_bytes
+from tests.fakes.tokenizer import byte_tokenizer
 
 REQUESTS = make_workload("single-image", rate=2, seconds=4, seed=1).requests
 EXPORT = {
@@ -36,7 +38,7 @@ def test_perf_analyzer_gets_bytes_with_their_lengths() -> None:
 
 
 def test_chat_bodies_carry_data_uris_before_the_text() -> None:
-    content = inputs.chat_bodies(REQUESTS, "vlm")[0]["messages"][0]["content"]
+    content = chat_body(REQUESTS[0], "vlm")["messages"][0]["content"]
     assert [part["type"] for part in content] == ["image_url", "text"]
     assert content[0]["image_url"]["url"].startswith("data:image/jpeg;base64,")
     assert content[1]["text"] == REQUESTS[0].prompt
@@ -93,3 +95,13 @@ def test_knee_is_written_beside_the_comments() -> None:
     assert with_max_running(text, 12) == "pools:\n  text:\n    max_running: 12  # why\n"
     with pytest.raises(ValueError, match="no line"):
         with_max_running("pools: {}\n", 12)
+
+
+def test_aiperf_gets_the_served_tokenizer_as_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    byte_tokenizer().save(str(file))
+    plan = Plan("http://localhost:1", "vlm", 1, 3, 2.0, tmp_path, file)
+    command, _, _ = aiperf("aiperf", plan, REQUESTS)
+    folder = Path(command[command.index("--tokenizer") + 1])
+    assert (folder / "tokenizer.json").read_text() == file.read_text()
+    assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"

@@ -1,6 +1,7 @@
 """Replay a workload file against a running server.
 
 python -m perf.load burst.jsonl --url grpc://localhost:8001 --output run.jsonl
+python -m perf.load burst.jsonl --url http://localhost:8080 --model vlm
 python -m perf.load burst.jsonl --url grpc://localhost:8001 --concurrency 8
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.load import GrpcTarget, Run, answered, closed_loop, open_loop
+from perf.load import Run, answered, closed_loop, open_loop, open_target
 from perf.workloads import MODALITIES, load_workload
 
 
@@ -21,7 +22,12 @@ def main() -> None:
     """Run, save, print a line a class."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", type=Path)
-    parser.add_argument("--url", action="append", help="grpc://host:port; repeat for a least-backlog router")
+    parser.add_argument(
+        "--url",
+        action="append",
+        help="grpc://host:port (Triton) or http://host:port (OpenAI); repeat for a least-backlog router",
+    )
+    parser.add_argument("--model", default="vlm", help="its name at an http:// server")
     parser.add_argument("--concurrency", type=int, help="closed loop with so many in flight, instead of open loop")
     parser.add_argument("--output", type=Path, help="where the records go (JSON lines)")
     options = parser.parse_args()
@@ -42,7 +48,7 @@ def main() -> None:
 
 async def _run(options: argparse.Namespace) -> Run:
     requests = load_workload(options.workload).requests
-    target = GrpcTarget(options.url or ["grpc://localhost:8001"])
+    target = open_target(options.url or ["grpc://localhost:8001"], options.model)
     payloads = [target.prepare(request) for request in requests]
     try:
         if options.concurrency:

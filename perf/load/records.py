@@ -53,6 +53,8 @@ class Run:
     wall_s: float  # from begin to the last answer
     cpu_share: float  # of one core, used by the load generator's process
     worst_late_s: float  # the longest that a request was sent after its time
+    others_cores: float = 0.0  # that processes beside generator and server used meanwhile, where it was measured
+    steal_share: float = 0.0  # of all CPU time, taken by the hypervisor
 
     @property
     def tokens_per_s(self) -> float:

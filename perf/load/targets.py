@@ -1,26 +1,20 @@
-"""Where load goes: the model `vlm` over gRPC, one server or several behind a least-backlog router.
+"""Where load goes: what a target is, and the router before several servers.
 
 A target prepares its messages before the run, so that a run measures the server and not the making of payloads.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc
-import grpc.aio
-from tritonclient.grpc import service_pb2_grpc
-
-from client.api import parse_url
-from client.grpc_client import from_message, to_message, to_vlm_error
-from client.request import make_request
 from perf.workloads import Request
-from perf.workloads.payload import picture_bytes
 
-_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-_METADATA = (("triton_grpc_error", "true"),)  # keeps the status of errors in streams
+# What a picture costs beside a prompt token, for the least-backlog router: its visual tokens, and about as much again
+# to encode them.
+_PICTURE_TOKENS = 400
 
 
 @dataclass(frozen=True)
@@ -45,58 +39,49 @@ class Target(Protocol):
         """Drop the connections."""
 
 
-@dataclass
-class _Server:
-    address: str
-    stub: Any
-    channel: Any
-    backlog: int = 0  # cost of what it was given and has not answered
+@dataclass(frozen=True)
+class Payload:
+    """A request ready to be sent, and its cost to a router (tokens)."""
+
+    message: Any
+    cost: int
 
 
-class GrpcTarget:
-    """Servers at these URLs (grpc://host:port). With several, each request goes to the one with the least backlog.
+def cost_of(request: Request) -> int:
+    """Tokens that a router would expect of it: prompt, pictures, and the answer's limit."""
+    words = request.prompt.count(" ") + 1
+    return words + _PICTURE_TOKENS * len(request.pictures) + request.answer_tokens
 
-    A request's backlog is its prompt bytes: text, and pictures in full, which is what they cost to a first order.
-    Make it inside the event loop that uses it.
-    """
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._servers = []
-        for url in urls:
-            address = parse_url(url)[1]
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-            self._servers.append(_Server(address, service_pb2_grpc.GRPCInferenceServiceStub(channel), channel))
+class LeastBacklog:
+    """Gives each request to the server (by index) that has the least cost unanswered."""
 
-    @staticmethod
-    def prepare(request: Request) -> Any:
-        """A ModelInferRequest that asks for exactly `answer_tokens` tokens, streamed."""
-        pictures = [picture_bytes(picture) for picture in request.pictures]
-        sampling: dict[str, Any] = {
-            "max_tokens": request.answer_tokens,
-            "min_tokens": request.answer_tokens,
-            "ignore_eos": True,
-        }
-        return to_message(make_request(request.prompt, pictures, stream=True, **sampling))
+    def __init__(self, servers: int) -> None:
+        self._backlog = [0] * servers
 
-    async def stream(self, payload: Any, timeout_s: float) -> AsyncIterator[Chunk]:
-        """Send it to the server with the least backlog."""
-        server = min(self._servers, key=lambda server: server.backlog)
-        cost = payload.ByteSize()
-        server.backlog += cost
-        call = server.stub.ModelStreamInfer(iter([payload]), timeout=timeout_s, metadata=_METADATA)
+    @contextmanager
+    def server(self, cost: int) -> Iterator[int]:
+        """The server's index; its backlog holds the cost until the end of the block."""
+        index = min(range(len(self._backlog)), key=self._backlog.__getitem__)
+        self._backlog[index] += cost
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                outputs = from_message(message)
-                yield Chunk(
-                    outputs.get("text_output", ""), outputs.get("num_input_tokens"), outputs.get("num_output_tokens")
-                )
-        except grpc.RpcError as error:
-            raise to_vlm_error(error, server.address) from error
+            yield index
         finally:
-            server.backlog -= cost
-            call.cancel()
+            self._backlog[index] -= cost
 
-    async def close(self) -> None:
-        """Drop the connections."""
-        for server in self._servers:
-            await server.channel.close()
+
+def open_target(urls: Sequence[str], model: str = "vlm") -> Target:
+    """grpc://host:port: Triton's model `vlm`; http(s)://...: OpenAI's chat completions. Call it inside the event loop.
+
+    With several URLs of one kind, each request goes to the server with the least backlog.
+
+    Raises:
+        ValueError: the URLs are of both kinds.
+    """
+    from perf.load.grpc_target import GrpcTarget  # noqa: PLC0415  (both build on this module)
+    from perf.load.openai_target import OpenAiTarget  # noqa: PLC0415
+
+    kinds = {url.partition("://")[0] == "grpc" for url in urls}
+    if len(kinds) != 1:
+        raise ValueError(f"url: all grpc:// or all http://, got {', '.join(urls)}")
+    return GrpcTarget(urls) if kinds.pop() else OpenAiTarget(urls, model)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from perf.load.openai_target import chat_body, data_uri
 from perf.workloads import Request
 from perf.workloads.payload import picture_bytes
 
@@ -17,21 +18,6 @@ def kserve_rows(requests: Sequence[Request]) -> list[dict[str, Any]]:
     return [_kserve(request) for request in requests]
 
 
-def chat_bodies(requests: Sequence[Request], model: str) -> list[dict[str, Any]]:
-    """Bodies of OpenAI chat completions with data: URIs, streamed, of exactly `answer_tokens` tokens."""
-    return [
-        {
-            "model": model,
-            "messages": [{"role": "user", "content": _parts(request)}],
-            "max_tokens": request.answer_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        for request in requests
-    ]
-
-
 def write_kserve(path: Path, requests: Sequence[Request]) -> None:
     """For `perf_analyzer -i grpc`."""
     path.write_text(json.dumps({"data": kserve_rows(requests)}))
@@ -39,7 +25,7 @@ def write_kserve(path: Path, requests: Sequence[Request]) -> None:
 
 def write_openai(path: Path, requests: Sequence[Request], model: str) -> None:
     """For `perf_analyzer --service-kind openai`."""
-    path.write_text(json.dumps({"data": [{"payload": [body]} for body in chat_bodies(requests, model)]}))
+    path.write_text(json.dumps({"data": [{"payload": [chat_body(request, model)]} for request in requests]}))
 
 
 def write_aiperf(path: Path, requests: Sequence[Request]) -> None:
@@ -47,7 +33,7 @@ def write_aiperf(path: Path, requests: Sequence[Request]) -> None:
     lines = [
         {
             "texts": [request.prompt],
-            "images": [_data_uri(picture_bytes(picture)) for picture in request.pictures],
+            "images": [data_uri(picture_bytes(picture)) for picture in request.pictures],
             "output_length": request.answer_tokens,
         }
         for request in requests
@@ -68,13 +54,3 @@ def _kserve(request: Request) -> dict[str, Any]:
         data = b"".join(len(file).to_bytes(4, "little") + file for file in files)
         row["image"] = {"content": {"b64": base64.b64encode(data).decode()}, "shape": [len(files)]}
     return row
-
-
-def _parts(request: Request) -> list[dict[str, Any]]:
-    uris = [_data_uri(picture_bytes(picture)) for picture in request.pictures]
-    images = [{"type": "image_url", "image_url": {"url": uri}} for uri in uris]
-    return [*images, {"type": "text", "text": request.prompt}]
-
-
-def _data_uri(file: bytes) -> str:
-    return "data:image/jpeg;base64," + base64.b64encode(file).decode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Plan:
     requests: int
     rate: float  # requests a second, Poisson
     folder: Path  # for the input, and what the tool writes
+    tokenizer: Path | None = None  # tokenizer.json of what is served, for AIPerf
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,19 @@ def aiperf(binary: str, plan: Plan, requests: Sequence[Request]) -> tuple[list[s
     command = [binary, "profile", "-m", plan.model, "-u", plan.url, "--endpoint-type", "chat", "--streaming"]
     command += ["--input-file", str(data), "--custom-dataset-type", "single_turn"]
     command += ["--request-rate", f"{plan.rate:g}", "--request-count", str(plan.requests)]
-    # else it asks the Hugging Face hub for a tokenizer of the model's name; this one it downloads too, but once
-    command += ["--tokenizer", "builtin", "--use-server-token-count"]
+    # it wants a tokenizer although the server counts; without one it asks the Hugging Face hub for the model's name
+    tokenizer = _tokenizer_folder(plan.tokenizer, plan.folder / "tokenizer") if plan.tokenizer else "builtin"
+    command += ["--tokenizer", str(tokenizer), "--use-server-token-count"]
     command += ["--extra-inputs", "ignore_eos:true", "--output-artifact-dir", str(plan.folder), "--ui", "none"]
     return command, plan.folder / "profile_export_aiperf.json", read_aiperf
+
+
+def _tokenizer_folder(file: Path, folder: Path) -> Path:
+    """A folder that transformers reads without the internet (OSError: `file` can't be read)."""
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(file, folder / "tokenizer.json")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+    return folder
 
 
 def read_profile_export(command: str, export: Any) -> ToolReport:
