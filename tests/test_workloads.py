@@ -80,3 +80,15 @@ def test_refuses_what_it_cannot_make(bad: dict[str, object]) -> None:
     arguments: dict[str, object] = {"name": "single-text", "rate": 1.0, "seconds": 5.0, "seed": 1}
     with pytest.raises(ValueError, match="nope" if "name" in bad else next(iter(bad))):
         make_workload(**(arguments | bad))  # type: ignore[arg-type]
+
+
+def test_workloads_of_one_seed_share_no_picture() -> None:
+    names = ("image-burst", "azure-lmm", "share-25", "mix-80-15-5", "servegen-mm")
+    pictures = [
+        picture
+        for name in names
+        for request in make_workload(name, rate=1.0, seconds=60, seed=2).requests
+        for picture in request.pictures
+    ]
+    assert len(pictures) > 100
+    assert len(set(pictures)) == len(pictures)

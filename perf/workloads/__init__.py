@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from zlib import crc32
 
 import numpy as np
 
@@ -45,7 +46,8 @@ def make_workload(name: str, *, rate: float, seconds: float, seed: int) -> Workl
         raise ValueError(f"workload {name!r} is not one of {', '.join(SHAPES)}")
     if not (rate > 0 and seconds > 0):
         raise ValueError(f"rate and seconds must be positive, got {rate} and {seconds}")
-    rng = np.random.default_rng(seed)
+    # a stream of its own for every name: else workloads of one seed would share pictures, and caches would be warm
+    rng = np.random.default_rng([seed, crc32(name.encode())])
     return Workload(name, rate, seconds, seed, _NOTES, tuple(_requests(name, rng, rate, seconds)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from perf.workloads import arrivals, sizes
 
 BURST = (1 / 3, 2 / 3)  # where in an image-burst the requests carry many pictures
-_BURST_IMAGE_SHARE = 0.25
+_BURST_EVERY = 4  # requests from one with pictures to the next: no luck, so that short runs have their burst too
 _BURST_PICTURES = (10, sizes.MOST_PICTURES)
 _VIDEO_PICTURES = 8  # a short clip's keyframes
 _TRACE_MINUTES = 20  # of the Azure trace in one run, whatever its length
@@ -40,7 +40,8 @@ def azure_lmm(
     minutes = np.array(data["requests_per_minute"], float)
     begin = int(rng.integers(len(minutes) - _TRACE_MINUTES))
     share = data["image_share"] if image_share is None else image_share
-    for at_s in arrivals.modulated(rng, rate / minutes.mean() * minutes[begin : begin + _TRACE_MINUTES], seconds):
+    stretch = minutes[begin : begin + _TRACE_MINUTES]
+    for at_s in arrivals.modulated(rng, rate / stretch.mean() * stretch, seconds):  # so that every seed has the load
         image = rng.random() < share
         yield Draw(
             at_s,
@@ -73,10 +74,10 @@ def servegen_mm(rng: np.random.Generator, rate: float, seconds: float) -> Iterat
 
 
 def image_burst(rng: np.random.Generator, rate: float, seconds: float) -> Iterator[Draw]:
-    """A constant rate; a quarter of the requests have a picture, and in the middle third ten or more."""
-    for at_s in arrivals.poisson(rng, rate, seconds):
+    """A constant rate; every fourth request has a picture, and in the middle third ten or more."""
+    for index, at_s in enumerate(arrivals.poisson(rng, rate, seconds)):
         draw = _conversation(rng, at_s)
-        if rng.random() < _BURST_IMAGE_SHARE:
+        if index % _BURST_EVERY == _BURST_EVERY // 2:
             burst = BURST[0] <= at_s / seconds < BURST[1]
             yield _with_pictures(draw, int(rng.integers(_BURST_PICTURES[0], _BURST_PICTURES[1] + 1)) if burst else 1)
         else:
