@@ -149,6 +149,14 @@ def load_vision(checkpoint_dir: Path) -> VisionPath:
 def load_reference(checkpoint_dir: Path) -> LlavaForConditionalGeneration:
     """The whole model, float32, eval mode: LLM from the GGUF file, tower and connector from the checkpoint."""
     model = LlavaForConditionalGeneration(LlavaConfig.from_pretrained(str(checkpoint_dir)))
+    vision = {name: value.float() for name, value in load_file(str(checkpoint_dir / VISION_FILE)).items()}
+    model.load_state_dict(language_state() | vision)
+    model.tie_weights()
+    return model.eval()
+
+
+def language_state() -> dict[str, Tensor]:
+    """The LLM's weights under the names that they have in a LLaVA model, with a row for `<image>`."""
     language = load_language_model()
     # A Llama read from GGUF keeps quantisation marks, so its state is copied into the fresh model.
     state = {f"model.language_model.{name}": value for name, value in language.model.state_dict().items()}
@@ -156,7 +164,4 @@ def load_reference(checkpoint_dir: Path) -> LlavaForConditionalGeneration:
     words = torch.cat([words, words.new_zeros(IMAGE_TOKEN_ID + 1 - words.shape[0], words.shape[1])])
     state["model.language_model.embed_tokens.weight"] = words
     state["lm_head.weight"] = words
-    state |= {name: value.float() for name, value in load_file(str(checkpoint_dir / VISION_FILE)).items()}
-    model.load_state_dict(state)
-    model.tie_weights()
-    return model.eval()
+    return state

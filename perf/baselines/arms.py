@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,24 +12,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.api import VlmClient
 from client.serving.ports import choose_ports
 from client.serving.server import Server
-from client.types import VlmError
-from perf.workloads import Picture
-from perf.workloads.payload import picture_bytes
+from perf.load import OK, Run, closed_loop, open_target
+from perf.workloads import Picture, Request
+from python_backends.deployment import load_built_deployment
 
 _START_S = 300
+_ASK_S = 60
 PRODUCT = "product"
 MONOLITH = "monolith"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arrangement of the same engines on the same cores."""
+    """One arrangement of the same engines on the same cores; a peer brings an engine of its own."""
 
     name: str
     label: str  # for tables and plots
+    peer: bool = False
 
 
 ARMS = {
@@ -40,44 +42,73 @@ ARMS = {
         Arm("split-cores", "(d) split, a core each"),
         Arm("split-equal", "(d) split, equal priority"),
         Arm("split-nice", "(d) split, encoder at nice 15"),
+        Arm("transformers", "transformers' generate, float32", peer=True),
+        Arm("vllm", "vLLM, float32", peer=True),
         Arm(PRODUCT, "(e) triton-vlm"),
     )
 }
+COMPARED = tuple(name for name, arm in ARMS.items() if not arm.peer)
+
+
+def label(name: str) -> str:
+    """An arm's name in tables; what is no arm is a variant of the product."""
+    return ARMS[name].label if name in ARMS else f"(e) with {name}"
 
 
 @contextmanager
 def running(name: str, output: Path, logs: Path) -> Iterator[Sequence[str]]:
-    """Start an arm on the composed deployment in `output`; ready and warm inside, gone after it (RuntimeError)."""
+    """Start an arm on the composed deployment in `output`; ready inside, gone after it (RuntimeError).
+
+    A name that is no other arm's is the product.
+    """
     logs.mkdir(parents=True, exist_ok=True)
-    if name == PRODUCT:
+    if name == PRODUCT or name not in ARMS:
         with Server(output, choose_ports("127.0.0.1")) as server:
             yield [server.endpoints.grpc]
         return
-    cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        if name == "two-monoliths":
-            half = max(1, len(cores) // 2)
-            shares = [(MONOLITH, cores[:half]), (MONOLITH, cores[half:] or cores)]
-        else:
-            shares = [(name, cores)]
-        urls = [
-            stack.enter_context(_baseline(arrangement, output / "artifacts", share, logs / f"{name}-{index}.log"))
-            for index, (arrangement, share) in enumerate(shares)
-        ]
+        urls = []
+        for index, (scheme, command) in enumerate(_commands(name, output)):
+            port = choose_ports("127.0.0.1").grpc
+            url = f"{scheme}://127.0.0.1:{port}"
+            command += ["--port", str(port)]
+            stack.enter_context(_process(command, url, logs / f"{name}-{index}.log"))
+            urls.append(url)
         yield urls
 
 
+def _commands(name: str, output: Path) -> list[tuple[str, list[str]]]:
+    """What an arm's servers speak, and their command lines, port excepted."""
+    cores = sorted(os.sched_getaffinity(0))
+    artifacts = output / "artifacts"
+    checkpoint = load_built_deployment(artifacts).checkpoint
+    if name == "transformers":
+        command = _python("perf.peers.transformers_generate", "--checkpoint", checkpoint, "--artifacts", artifacts)
+        return [("grpc", command)]
+    if name == "vllm":
+        folder = output.with_name(f"{checkpoint.name}-hf")
+        return [("http", _python("perf.peers.vllm_serve", "--checkpoint", checkpoint, "--folder", folder))]
+    half = max(1, len(cores) // 2)
+    shares = [(name, cores)]
+    if name == "two-monoliths":
+        shares = [(MONOLITH, cores[:half]), (MONOLITH, cores[half:] or cores)]
+    return [
+        ("grpc", _python("perf.baselines", arm, "--artifacts", artifacts, "--cores", ",".join(map(str, share))))
+        for arm, share in shares
+    ]
+
+
+def _python(module: str, *arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", module, *map(str, arguments)]
+
+
 @contextmanager
-def _baseline(arrangement: str, artifacts: Path, cores: Sequence[int], log: Path) -> Iterator[str]:
-    port = choose_ports("127.0.0.1").grpc
-    command = [sys.executable, "-m", "perf.baselines", arrangement, "--artifacts", str(artifacts)]
-    command += ["--port", str(port), "--cores", ",".join(map(str, cores))]
+def _process(command: list[str], url: str, log: Path) -> Iterator[None]:
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
     try:
-        url = f"grpc://127.0.0.1:{port}"
         _await(url, process, log)
-        yield url
+        yield
     finally:
         process.terminate()
         try:
@@ -90,13 +121,18 @@ def _baseline(arrangement: str, artifacts: Path, cores: Sequence[int], log: Path
 def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Until a text and a picture were answered, as the product's own start does."""
     deadline = time.monotonic() + _START_S
-    while True:
-        try:
-            with VlmClient(url) as vlm:
-                vlm.generate("Hi", max_tokens=1, timeout_s=60)
-                vlm.generate("Hi", images=[picture_bytes(Picture(0, 64, 64))], max_tokens=1, timeout_s=60)
-            return
-        except VlmError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the baseline does not answer ({error}); see {log}") from None
-            time.sleep(0.2)
+    while (error := asyncio.run(_ask(url))) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if error:
+        raise RuntimeError(f"{url} does not answer ({error}); see {log}")
+
+
+async def _ask(url: str) -> str:
+    """What is wrong, nothing when both were answered."""
+    asked = [Request(0, 0.0, "text", "Hi", (), 1), Request(1, 0.0, "image", "Hi", (Picture(0, 64, 64),), 1)]
+    target = open_target([url])
+    try:
+        run: Run = await closed_loop(asked, [target.prepare(request) for request in asked], target, 1, _ASK_S)
+    finally:
+        await target.close()
+    return next((record.error for record in run.records if record.outcome != OK), "")

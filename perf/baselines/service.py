@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor
 
-from perf.baselines.loop import Job, TokenLoop
+from perf.baselines.loop import Job
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
 from python_backends.errors import ServingError, invalid
@@ -30,10 +30,17 @@ _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_len
 _Piece = tuple[list[int], bool, str]  # OnTokens
 
 
+class JobTaker(Protocol):
+    """What answers: a TokenLoop, or an outside engine."""
+
+    def add(self, job: Job) -> None:
+        """Take a job; its tokens come to its callback. Thread-safe."""
+
+
 class VlmService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Prompt, media decode and detokenisation as the product does them; the rest is the token loop's."""
 
-    def __init__(self, artifacts: Path, loop: TokenLoop, threads: int) -> None:
+    def __init__(self, artifacts: Path, loop: JobTaker, threads: int) -> None:
         self._checkpoint = load_checkpoint(artifacts)
         self._limits = load_built_deployment(artifacts).limits
         self._tokenizer = Tokenizer.from_file(str(artifacts / "tokenizer.json"))

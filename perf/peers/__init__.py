@@ -1,0 +1,1 @@
+"""Outside engines on the same checkpoint, where they are installed: transformers' generate, and vLLM."""
