@@ -3,6 +3,8 @@
     python -m perf.knee --url grpc://localhost:8001
     python -m perf.knee --url grpc://localhost:8001 --write deployments/bench-cpu.yaml
 
+Closed loop, text of one length (32 tokens and the template, answers of 32), so that all in flight end together and
+the last ones do not run in a half-empty server.
 The knee is the smallest concurrency with 95 % of the best throughput; --write puts 80 % of it into the deployment file
 as pools.text.max_running, which is what the scheduler lets run at a time.
 """
@@ -12,14 +14,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from perf.bench.plan import fixed_count
-from perf.load import GrpcTarget, closed_loop
+from perf.load import OK, closed_loop, open_target
+from perf.workloads import Request
+from perf.workloads.payload import prompt_text
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 _ENOUGH = 0.95
+_TOKENS = 32  # of every prompt, and of every answer
 SHARE = 0.8
 
 
@@ -41,11 +46,14 @@ async def measure(url: str, requests: int) -> dict[int, float]:
     """Output tokens a second by concurrency, text only."""
     found: dict[int, float] = {}
     for concurrency in CONCURRENCIES:
-        workload = fixed_count("single-text", max(requests, 2 * concurrency), seed=concurrency)
-        target = GrpcTarget([url])
-        payloads = [target.prepare(request) for request in workload.requests]
-        run = await closed_loop(workload.requests, payloads, target, concurrency)
+        count = concurrency * max(2, round(requests / concurrency))
+        texts = [prompt_text(n + time.time_ns(), _TOKENS) for n in range(count)]
+        asked = [Request(n, 0.0, "text", text, (), _TOKENS) for n, text in enumerate(texts)]
+        target = open_target([url])
+        run = await closed_loop(asked, [target.prepare(request) for request in asked], target, concurrency)
         await target.close()
+        if failed := [record for record in run.records if record.outcome != OK]:
+            raise SystemExit(f"{concurrency} in flight: {len(failed)} of {count} failed: {failed[0].error}")
         found[concurrency] = run.tokens_per_s
         print(f"{concurrency:4} in flight: {run.tokens_per_s:7.1f} tokens/s", flush=True)
     return found

@@ -2,8 +2,9 @@
 
     python -m perf.overhead --built build/bench-cpu
 
-Concurrency 1: TTFT of text. 32 streams: tokens a second. First in process, then through the product, twice in turn.
-`--record py-spy` also records the router's stub with py-spy (which must be on PATH) into router.svg.
+Concurrency 1: TTFT of text. 32 streams: tokens a second. Through the product first, then in process with prompts of as
+many tokens; in turns, as the machine drifts. `--record py-spy` also records the router's stub with py-spy (which must
+be on PATH) into router-TURN.svg.
 """
 
 from __future__ import annotations
@@ -24,47 +25,49 @@ import psutil
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from perf.in_process import InProcessLlm
-from perf.load import GrpcTarget, Run, answered, closed_loop
+from perf.load import Run, answered, closed_loop, open_target
+from perf.statistics import Values, median_difference
 from perf.workloads import Request
 from perf.workloads.payload import prompt_text
 
 STREAMS = 32
-_PROMPT, _ANSWER = 32, 48  # tokens
-_SINGLE = 12  # requests at concurrency 1
-_TEMPLATE = 40  # tokens that the chat template adds to a prompt, about
+_PROMPT, _ANSWER = 32, 48  # tokens, the chat template's excepted
+_ALONE_ANSWER = 4
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One side."""
+    """One side in one turn."""
 
-    ttft_ms: float  # median at concurrency 1
+    ttft_ms: Values  # at concurrency 1
     tokens_per_s: float  # at 32 streams
 
 
-def in_process(artifacts: Path) -> Figures:
+def in_process(artifacts: Path, prompt_tokens: int, samples: int) -> Figures:
     """The engine alone."""
     llm = InProcessLlm(artifacts)
-    alone = [llm.run([llm.random_prompt(_PROMPT + _TEMPLATE)], 4)[0].ttft_s for _ in range(_SINGLE)]
+    llm.run([llm.random_prompt(prompt_tokens)], _ALONE_ANSWER)  # warm
+    alone = [llm.run([llm.random_prompt(prompt_tokens)], _ALONE_ANSWER)[0].ttft_s for _ in range(samples)]
     begin = time.perf_counter()
-    llm.run([llm.random_prompt(_PROMPT + _TEMPLATE) for _ in range(STREAMS)], _ANSWER)
-    return Figures(float(np.median(alone)) * 1e3, STREAMS * _ANSWER / (time.perf_counter() - begin))
+    llm.run([llm.random_prompt(prompt_tokens) for _ in range(STREAMS)], _ANSWER)
+    return Figures(np.array(alone) * 1e3, STREAMS * _ANSWER / (time.perf_counter() - begin))
 
 
-def served(url: str) -> Figures:
-    """Through everything."""
-    alone = asyncio.run(_drive(url, 1, _SINGLE, 4, seed=1))
-    many = asyncio.run(_drive(url, STREAMS, STREAMS, _ANSWER, seed=2))
-    ttft = [record.ttft_s for record in answered(alone.records) if record.ttft_s is not None]
-    return Figures(float(np.median(ttft)) * 1e3, many.tokens_per_s)
+def served(url: str, samples: int) -> tuple[Figures, int]:
+    """Through everything; also the prompt's length as the server counts it (tokens)."""
+    asyncio.run(_drive(url, 1, 1, _ALONE_ANSWER))  # warm
+    alone = answered(asyncio.run(_drive(url, 1, samples, _ALONE_ANSWER)).records)
+    many = asyncio.run(_drive(url, STREAMS, STREAMS, _ANSWER))
+    if len(alone) < samples or len(answered(many.records)) < STREAMS:
+        raise SystemExit(f"the product refused or failed requests: {[r.error for r in many.records if r.error][:1]}")
+    ttft = [record.ttft_s * 1e3 for record in alone if record.ttft_s is not None]
+    tokens = int(np.median([record.input_tokens or 0 for record in alone]))
+    return Figures(np.array(ttft), many.tokens_per_s), tokens
 
 
-async def _drive(url: str, concurrency: int, count: int, answer: int, seed: int) -> Run:
-    target = GrpcTarget([url])
-    requests = [
-        Request(n, 0.0, "text", prompt_text(1000 * seed + n + time.time_ns(), _PROMPT), (), answer)
-        for n in range(count)
-    ]
+async def _drive(url: str, concurrency: int, count: int, answer: int) -> Run:
+    target = open_target([url])
+    requests = [Request(n, 0.0, "text", prompt_text(n + time.time_ns(), _PROMPT), (), answer) for n in range(count)]
     try:
         return await closed_loop(requests, [target.prepare(r) for r in requests], target, concurrency)
     finally:
@@ -94,20 +97,32 @@ def _is_router(command: list[str]) -> bool:
 
 
 def main() -> None:
-    """Both sides, twice."""
+    """Both sides, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--built", type=Path, default=Path("build/bench-cpu"), help="a composed deployment")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=20, help="requests at concurrency 1 in each turn")
     parser.add_argument("--record", choices=["py-spy"])
     options = parser.parse_args()
-    for turn in range(2):
-        engine = in_process(options.built / "artifacts")
-        ports = choose_ports("127.0.0.1")
-        with Server(options.built, ports) as server, recording(options.record, Path(f"router-{turn}.svg")):
-            product = served(server.endpoints.grpc)
-        print(f"engine  TTFT {engine.ttft_ms:.1f} ms, {engine.tokens_per_s:.0f} tokens/s at {STREAMS} streams")
-        print(f"product TTFT {product.ttft_ms:.1f} ms, {product.tokens_per_s:.0f} tokens/s at {STREAMS} streams")
-        print(f"ratio TTFT above the engine, ms {product.ttft_ms - engine.ttft_ms:.1f}")
-        print(f"ratio throughput product/engine {product.tokens_per_s / engine.tokens_per_s:.2f}")
+    engines, products = [], []
+    for turn in range(options.turns):
+        ports, picture = choose_ports("127.0.0.1"), Path(f"router-{turn}.svg")
+        with Server(options.built, ports) as server, recording(options.record, picture):
+            product, tokens = served(server.endpoints.grpc, options.samples)
+        engine = in_process(options.built / "artifacts", tokens, options.samples)
+        for name, side in (("product", product), ("engine", engine)):
+            ttft, rate = np.median(side.ttft_ms), side.tokens_per_s
+            print(
+                f"{name:7} TTFT P50 {ttft:.1f} ms ({tokens} tokens), {rate:.0f} tokens/s at {STREAMS} streams",
+                flush=True,
+            )
+        engines.append(engine)
+        products.append(product)
+    above = median_difference(*(np.concatenate([side.ttft_ms for side in sides]) for sides in (products, engines)))
+    rates = [a.tokens_per_s / b.tokens_per_s for a, b in zip(products, engines, strict=True)]
+    turns = ", ".join(f"{rate:.2f}" for rate in rates)
+    print(f"ratio TTFT above the engine, ms {above} n={options.turns * options.samples} (asked: at most 3)")
+    print(f"ratio throughput product/engine {np.median(rates):.2f} (turns: {turns}; asked: at least 0.92)")
 
 
 if __name__ == "__main__":

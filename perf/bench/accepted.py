@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from perf.bench.analysis import Ratio
 from perf.bench.machine import Machine
+from perf.bench.ratios import Ratio
 
 ACCEPTED = Path(__file__).resolve().parents[1] / "accepted.json"
 _BOUND = 3.0  # a ratio may fall to a third before it fails
@@ -29,5 +30,5 @@ def compare(ratios: Sequence[Ratio], path: Path = ACCEPTED) -> list[str]:
 
 def accept(ratios: Sequence[Ratio], machine: Machine, path: Path = ACCEPTED) -> None:
     """Make these the accepted ones."""
-    values = {ratio.name: round(ratio.interval.value, 3) for ratio in ratios}
+    values = {r.name: round(r.interval.value, 3) for r in ratios if math.isfinite(r.interval.value)}
     path.write_text(json.dumps({"machine": asdict(machine), "ratios": values}, indent=1) + "\n")

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from perf.baselines.arms import ARMS, MONOLITH, PRODUCT
+from perf.baselines.arms import PRODUCT
 from perf.bench import plan
 from perf.bench.plan import Level
-from perf.bench.runner import Store
-from perf.load import OK, Record, Run, answered, load_run
-from perf.statistics import Block, Interval, highest_quantile, make_blocks, paired_ratio, quantile
+from perf.bench.ratios import IMAGE_TOKENS, TEXT_TOKENS, Ratio, compare, saturated, ttft_s
+from perf.bench.slo import Slo, isolated_slo
+from perf.bench.store import Store
+from perf.bench.targets import Target, targets
+from perf.load import Run, answered, load_run
+from perf.statistics import highest_quantile, quantile
 from perf.workloads import MODALITIES, load_workload
-
-_BLOCK_S = 4.0  # about the time that one picture-heavy request holds others up
-_CALIBRATION_SEED = 1000
-
-
-@dataclass(frozen=True)
-class Slo:
-    """What a class is promised: `plan.SLO_FACTOR` times the monolith's own when it has nothing else to do."""
-
-    ttft_s: dict[str, float]  # by modality; of one picture, and pro rata for more
-    gap_s: float  # between tokens, mean of a request
-
-    def kept(self, record: Record) -> bool:
-        """Whether this request was served as promised."""
-        if record.outcome != OK or record.ttft_s is None:
-            return False
-        gap_s = float(np.mean(record.gaps_s)) if record.gaps_s else 0.0
-        return record.ttft_s <= self.ttft_slo_s(record) and gap_s <= self.gap_s
-
-    def ttft_slo_s(self, record: Record) -> float:
-        """A request with many pictures has the time of as many."""
-        text_s, image_s = self.ttft_s["text"], self.ttft_s["image"]
-        return text_s if not record.pictures else text_s + record.pictures * max(0.0, image_s - text_s)
 
 
 @dataclass(frozen=True)
@@ -52,22 +31,12 @@ class Cell:
     ttft_p50: float
     ttft_tail: float
     gap_p50: float
-    gap_p99: float
+    gap_tail_q: float
+    gap_tail: float
     gap_max: float
     total_p50: float
-    goodput: float  # requests a second within the SLO
+    goodput: float  # requests within the SLO, by second of arrivals
     kept: float  # share within the SLO
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """One line of the summary. Above 1 is good for the product."""
-
-    name: str
-    interval: Interval
-
-    def __str__(self) -> str:
-        return f"ratio {self.name} {self.interval}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +45,7 @@ class Table:
 
     workload: str
     rate: float
-    seconds: float
+    offered: list[float]  # by seed, as a share of the monolith's capacity
     notes: str
     cells: list[Cell]
     ratios: list[Ratio]
@@ -87,9 +56,20 @@ class Saturation:
     """An arm at its most."""
 
     arm: str
+    repeats: int
     text_tokens_per_s: float
     image_tokens_per_s: float
     pictures_per_s: float
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What may have touched the figures, over all open-loop runs; the worst of each."""
+
+    generator_cpu: float  # share of a core that the load generator used
+    generator_late_ms: float
+    others_cores: float  # used by processes that are no part of this
+    steal_share: float  # of all CPU time
 
 
 @dataclass(frozen=True)
@@ -100,59 +80,60 @@ class Analysis:
     capacity: plan.Capacity
     saturation: list[Saturation]
     tables: list[Table]
-    ratios: list[Ratio]  # the key ones
-    generator_cpu: float  # the most of a core that the load generator used in an open-loop run
-    generator_late_ms: float
+    ratios: list[Ratio]
+    targets: list[Target]
+    noise: Noise
 
 
 def analyse(level: Level, store: Store) -> Analysis:
     """Read all runs of a finished level (OSError: one is missing)."""
     slo = isolated_slo(store)
-    saturation = [_saturation(store, arm) for arm in level.arms]
     tables = [_table(level, store, name, slo) for name in level.workloads]
-    runs = [
-        load_run(store.run(name, seed, arm)) for name in level.workloads for seed in level.seeds for arm in level.arms
-    ]
+    ratios = [ratio for table in tables for ratio in table.ratios] + _saturation_ratios(level, store)
     return Analysis(
         slo,
         store.capacity(),
-        saturation,
+        [_saturation(store, arm) for arm in level.arms],
         tables,
-        [ratio for table in tables for ratio in table.ratios] + _saturation_ratios(saturation),
-        max(run.cpu_share for run in runs),
-        max(run.worst_late_s for run in runs) * 1e3,
+        ratios,
+        targets(ratios),
+        _noise(level, store),
     )
 
 
-def isolated_slo(store: Store) -> Slo:
-    """From the monolith, one request at a time."""
-    runs = {
-        name.removeprefix("single-"): load_run(store.run(f"isolated-{name}", _CALIBRATION_SEED, MONOLITH))
-        for name in plan.ISOLATED
-    }
-    ttft = {
-        kind: plan.SLO_FACTOR * float(np.median([r.ttft_s for r in answered(run.records) if r.ttft_s is not None]))
-        for kind, run in runs.items()
-    }
-    gaps = [gap for record in answered(runs["text"].records) for gap in record.gaps_s]
-    return Slo(ttft, plan.SLO_FACTOR * float(np.median(gaps)))
+def _noise(level: Level, store: Store) -> Noise:
+    runs = [
+        load_run(store.run(name, seed, arm))
+        for name in level.workloads
+        for arm in level.arms
+        for seed in level.seeds_of(arm)
+    ]
+    return Noise(
+        max(run.cpu_share for run in runs),
+        max(run.worst_late_s for run in runs) * 1e3,
+        max(run.others_cores for run in runs),
+        max(run.steal_share for run in runs),
+    )
 
 
 def _table(level: Level, store: Store, name: str, slo: Slo) -> Table:
     workloads = [load_workload(store.workload(name, seed)) for seed in level.seeds]
-    runs = {arm: [load_run(store.run(name, seed, arm)) for seed in level.seeds] for arm in level.arms}
-    present = [kind for kind in MODALITIES if any(r.modality == kind for r in runs[level.arms[0]][0].records)]
-    cells = [_cell(level, arm, kind, runs[arm], slo) for kind in present for arm in level.arms]
-    ratios = _ratios(level, name, runs, slo) if {MONOLITH, PRODUCT} <= set(level.arms) else []
-    return Table(name, workloads[0].rate, workloads[0].seconds, workloads[0].notes, cells, ratios)
+    runs = {arm: [load_run(store.run(name, seed, arm)) for seed in level.seeds_of(arm)] for arm in level.arms}
+    present = {record.modality for run in runs[PRODUCT] for record in run.records}
+    seconds = {arm: sum(w.seconds for w in workloads[: len(runs[arm])]) for arm in level.arms}
+    kinds = [kind for kind in MODALITIES if kind in present]
+    cells = [_cell(level, arm, kind, runs[arm], seconds=seconds[arm], slo=slo) for kind in kinds for arm in level.arms]
+    ratios = [ratio for arm in level.arms if arm != PRODUCT for ratio in compare(name, arm, runs, slo, level.tail)]
+    offered = [plan.offered(workload, store.capacity()) for workload in workloads]
+    return Table(name, workloads[0].rate, offered, workloads[0].notes, cells, ratios)
 
 
-def _cell(level: Level, arm: str, kind: str, runs: Sequence[Run], slo: Slo) -> Cell:
+def _cell(level: Level, arm: str, kind: str, runs: Sequence[Run], *, seconds: float, slo: Slo) -> Cell:
     records = [record for run in runs for record in run.records if record.modality == kind]
     good = answered(records)
-    tail = highest_quantile(len(records), level.tail)
-    ttft = np.array([_ttft_s(record) for record in records])
+    ttft = np.array([ttft_s(record) for record in records])
     gaps = np.array([gap for record in good for gap in record.gaps_s])
+    tail, gap_tail = highest_quantile(len(ttft), level.tail), highest_quantile(len(gaps), level.tail)
     kept = sum(slo.kept(record) for record in records)
     return Cell(
         arm,
@@ -163,73 +144,30 @@ def _cell(level: Level, arm: str, kind: str, runs: Sequence[Run], slo: Slo) -> C
         quantile(ttft, 0.5) * 1e3,
         quantile(ttft, tail) * 1e3,
         quantile(gaps, 0.5) * 1e3,
-        quantile(gaps, 0.99) * 1e3,
+        gap_tail,
+        quantile(gaps, gap_tail) * 1e3,
         float(gaps.max(initial=0.0)) * 1e3,
         quantile(np.array([record.total_s for record in good if record.total_s is not None]), 0.5) * 1e3,
-        kept / sum(run.wall_s for run in runs),
+        kept / seconds,
         kept / len(records) if records else float("nan"),
     )
 
 
-def _ratios(level: Level, name: str, runs: dict[str, list[Run]], slo: Slo) -> list[Ratio]:
-    """Product against each other arm, arrivals paired."""
-    found = []
-    for other in (arm for arm in level.arms if arm != PRODUCT):
-        for kind in ("text", "image"):
-            blocks = _blocks(runs, other, kind, _ttft_s)
-            if blocks:
-                q = highest_quantile(sum(len(block.values[PRODUCT]) for block in blocks), level.tail)
-                interval = paired_ratio(blocks, other, PRODUCT, partial(quantile, q=q))
-                found.append(Ratio(f"{name} {kind} TTFT P{q * 100:.0f} {other}/{PRODUCT}", interval))
-        gaps = _blocks(runs, other, "text", _longest_gap_s)
-        if gaps:
-            interval = paired_ratio(gaps, other, PRODUCT, partial(quantile, q=0.9))
-            found.append(Ratio(f"{name} text P90 of the longest gap {other}/{PRODUCT}", interval))
-        kept = _blocks(runs, other, None, lambda record: float(slo.kept(record)))
-        interval = paired_ratio(kept, PRODUCT, other, lambda values: float(values.mean()))
-        found.append(Ratio(f"{name} requests within SLO {PRODUCT}/{other}", interval))
-    return found
-
-
-def _blocks(runs: dict[str, list[Run]], other: str, kind: str | None, value: Callable[[Record], float]) -> list[Block]:
-    """One value a request, of one class or all, in blocks of neighbours."""
-    blocks: list[Block] = []
-    for pair in zip(runs[other], runs[PRODUCT], strict=True):
-        records = [[record for record in run.records if kind in (None, record.modality)] for run in pair]
-        values = {arm: [value(r) for r in part] for arm, part in zip((other, PRODUCT), records, strict=True)}
-        blocks += make_blocks(values, [record.intended_s for record in records[0]], _BLOCK_S)
-    return blocks
-
-
-def _ttft_s(record: Record) -> float:
-    """A request that was not answered has waited for ever."""
-    return np.inf if record.outcome != OK or record.ttft_s is None else record.ttft_s
-
-
-def _longest_gap_s(record: Record) -> float:
-    return max(record.gaps_s, default=0.0) if record.outcome == OK else np.inf
-
-
 def _saturation(store: Store, arm: str) -> Saturation:
-    text, image = (load_run(store.run(f"saturation-{name}", _CALIBRATION_SEED, arm)) for name in plan.SATURATION)
-    return Saturation(arm, text.tokens_per_s, image.tokens_per_s, image.requests_per_s)
+    text, image = (store.saturations(kind, arm) for kind in plan.KINDS)
+    return Saturation(
+        arm,
+        len(text),
+        float(np.mean([run.tokens_per_s for run in text])),
+        float(np.mean([run.tokens_per_s for run in image])),
+        float(np.mean([run.requests_per_s for run in image])),
+    )
 
 
-def _saturation_ratios(saturation: Sequence[Saturation]) -> list[Ratio]:
-    by_arm = {entry.arm: entry for entry in saturation}
-    if not {MONOLITH, PRODUCT} <= set(by_arm):
-        return []
-    ours, theirs = by_arm[PRODUCT], by_arm[MONOLITH]
-    pairs = {
-        "text": ours.text_tokens_per_s / theirs.text_tokens_per_s,
-        "image": ours.image_tokens_per_s / theirs.image_tokens_per_s,
-    }
+def _saturation_ratios(level: Level, store: Store) -> list[Ratio]:
     return [
-        Ratio(f"saturation {kind} tokens/s {PRODUCT}/{MONOLITH}", Interval(value, value, value))
-        for kind, value in pairs.items()
+        saturated(measure, arm, store.saturations(kind, PRODUCT), store.saturations(kind, arm))
+        for arm in level.arms
+        if arm != PRODUCT
+        for kind, measure in zip(plan.KINDS, (TEXT_TOKENS, IMAGE_TOKENS), strict=True)
     ]
-
-
-def label(arm: str) -> str:
-    """An arm's name in tables."""
-    return ARMS[arm].label

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perf.baselines.arms import ARMS, MONOLITH, PRODUCT
+from perf.baselines.arms import COMPARED, MONOLITH, PRODUCT
 from perf.load import Run
 from perf.statistics import QUICK_TAIL, TAIL
 from perf.workloads import Workload, make_workload
@@ -13,8 +13,7 @@ from perf.workloads import Workload, make_workload
 LOAD = 0.7  # of the monolith's capacity
 BURST_LOAD = 0.5  # outside the burst, which is far over capacity
 SATURATED = 16  # requests in flight in a saturation run
-ISOLATED = ("single-text", "single-image")  # one at a time: SLOs are multiples of what the monolith then needs
-SATURATION = ("single-text", "single-image")  # as many as it takes: capacity
+KINDS = ("single-text", "single-image")  # of calibration: alone (for SLOs), and as many as it takes (for capacity)
 SLO_FACTOR = 5
 
 
@@ -24,27 +23,58 @@ class Level:
 
     name: str
     arms: tuple[str, ...]
-    workloads: tuple[str, ...]
-    seeds: tuple[int, ...]
-    seconds: float  # of arrivals in each run
-    isolated: int  # requests of each kind
-    saturation: int
+    seconds: Mapping[str, float]  # of arrivals in each run, by workload
+    seeds: tuple[int, ...]  # one run of each workload for each
+    once: tuple[str, ...]  # arms that run with the first seed only
+    isolated: int  # requests of each kind, one at a time
+    saturation: Mapping[str, int]  # requests of each kind, SATURATED in flight
+    repeats: int  # of the saturation runs, in monolith and product
     tail: int  # requests beyond a quantile that is reported
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.seconds)
+
+    def seeds_of(self, arm: str) -> tuple[int, ...]:
+        """The runs of an arm."""
+        return self.seeds[:1] if arm in self.once else self.seeds
 
 
 LEVELS = {
     level.name: level
     for level in (
-        Level("quick", (MONOLITH, PRODUCT), ("image-burst",), (1,), 24, 4, 16, QUICK_TAIL),
-        Level("standard", tuple(ARMS), ("image-burst", "azure-lmm", "share-10"), (1,), 36, 6, 24, QUICK_TAIL),
+        Level(
+            "quick",
+            (MONOLITH, PRODUCT),
+            {"image-burst": 24},
+            (1,),
+            (),
+            3,
+            {"single-text": 12, "single-image": 6},
+            1,
+            QUICK_TAIL,
+        ),
+        Level(
+            "standard",
+            COMPARED,
+            {"image-burst": 30, "azure-lmm": 30, "share-10": 20},
+            (1,),
+            (),
+            4,
+            {"single-text": 16, "single-image": 8},
+            1,
+            QUICK_TAIL,
+        ),
         Level(
             "full",
-            tuple(ARMS),
-            ("image-burst", "azure-lmm", "share-10", "share-25", "mix-80-15-5", "servegen-mm"),
+            COMPARED,
+            {"image-burst": 75, "azure-lmm": 60, "share-10": 45, "share-25": 40},
             (1, 2, 3),
-            30,
-            10,
-            32,
+            ("split-cores", "split-equal"),
+            8,
+            {"single-text": 32, "single-image": 24},
+            3,
             TAIL,
         ),
     )
@@ -67,6 +97,12 @@ class Capacity:
         return load / (self.text_s + self.picture_s * pictures)
 
 
+def offered(workload: Workload, monolith: Capacity) -> float:
+    """The load that a workload came to, as a share of the capacity: draws differ from their means."""
+    pictures = sum(len(request.pictures) for request in workload.requests)
+    return (len(workload.requests) * monolith.text_s + pictures * monolith.picture_s) / workload.seconds
+
+
 def capacity(text: Run, image: Run) -> Capacity:
     """From saturation runs of single-text and single-image."""
     text_s = 1 / text.requests_per_s
@@ -74,12 +110,13 @@ def capacity(text: Run, image: Run) -> Capacity:
 
 
 def arms_in_order(level: Level, index: int) -> Sequence[str]:
-    """Another order for each seed (by its index), so that drift of the machine does not always hit the same arm.
+    """The arms of the seed with this index, in another order each time: drift does not always hit the same arm.
 
-    The first order begins with the first arm, the monolith, whose capacity sets all rates.
+    The first order begins with the monolith, whose capacity sets all rates.
     """
-    turn = (index + 1) // 2 % len(level.arms)
-    arms = level.arms[turn:] + level.arms[:turn]
+    arms = tuple(arm for arm in level.arms if level.seeds[index] in level.seeds_of(arm))
+    turn = (index + 1) // 2 % len(arms)
+    arms = arms[turn:] + arms[:turn]
     return tuple(reversed(arms)) if index % 2 else arms
 
 

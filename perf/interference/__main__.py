@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from client.serving.compose import compose, open_server
 from client.serving.ports import choose_ports
+from perf.deployments import changed, parse_changes
 from perf.interference.served import send
 from perf.interference.workload import Seen, Summary, requests, summary
 
@@ -35,21 +35,6 @@ ARRANGEMENTS: Mapping[str, Mapping[str, Any]] = {
     "fcfs": {**WHOLE_PROMPTS, "scheduler.policy": "fcfs", "scheduler.budgets": False, "pools.vision.nice": 0},
     "served": {},
 }
-
-
-def with_values(changes: Mapping[str, Any], target: Path) -> Path:
-    """The bench deployment with some values changed, as a file."""
-    values = yaml.safe_load(DEPLOYMENT.read_text())
-    values["checkpoint"] = str((DEPLOYMENT.parent / values["checkpoint"]).resolve())
-    for key, value in changes.items():
-        *sections, name = key.split(".")
-        section = values
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[name] = value
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(yaml.safe_dump(values))
-    return target
 
 
 def run_monolith(deployment: Path, output: Path, seconds: float, burst: bool) -> list[Seen]:
@@ -90,11 +75,11 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the deployment")
     parser.add_argument("--output", type=Path, default=Path("build/interference"))
     options = parser.parse_args()
-    asked = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in options.set)}
+    asked = parse_changes(options.set)
     monolith: Summary | None = None
     for name in options.arrangements.split(","):
         changes = {**ARRANGEMENTS[name], **asked}
-        deployment = with_values(changes, options.output / f"{name}.yaml")
+        deployment = changed(DEPLOYMENT, changes, options.output / f"{name}.yaml")
         folder = options.output / "composed"
         if name == "monolith":
             alone, burst = (run_monolith(deployment, folder, options.seconds, burst) for burst in (False, True))

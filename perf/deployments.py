@@ -1,0 +1,39 @@
+"""Deployment files with some values changed, for experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def parse_changes(items: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE items, such as pools.vision.nice=5; values are YAML.
+
+    Raises:
+        ValueError: an item has no `=`.
+    """
+    changes = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not (key and equals):
+            raise ValueError(f"{item!r} is not KEY=VALUE, such as pools.vision.nice=5")
+        changes[key] = yaml.safe_load(value)
+    return changes
+
+
+def changed(deployment: Path, changes: Mapping[str, Any], target: Path) -> Path:
+    """Write the deployment with these values (dotted keys) to `target`; gives `target`."""
+    values = yaml.safe_load(deployment.read_text())
+    values["checkpoint"] = str((deployment.parent / values["checkpoint"]).resolve())
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        section = values
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(yaml.safe_dump(values))
+    return target
