@@ -5,19 +5,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perf.baselines.order import PICTURES_A_STEP, Waiting, plan
 from perf.bench import accepted
+from perf.bench.__main__ import main
 from perf.bench.analysis import analyse
 from perf.bench.machine import describe
+from perf.bench.meter import Meter
 from perf.bench.plan import LEVELS, Level, arms_in_order, capacity, offered
 from perf.bench.ratios import TEXT_TTFT, Ratio
 from perf.bench.report import write_report
 from perf.bench.slo import isolated_slo
 from perf.bench.store import Store
 from perf.bench.targets import MISSED, REACHED, Target, targets
+from perf.deployments import changed, parse_changes
 from perf.load import Record, Run
 from perf.statistics import TAIL, Interval, highest_quantile, make_blocks, paired_ratio, quantile
 from perf.workloads import make_workload
@@ -222,3 +226,40 @@ def test_a_ratio_to_nothing_is_infinite_and_of_two_nothings_none() -> None:
     assert ratio(never, some, 0.9) == np.inf
     assert ratio(some, never, 0.9) == 0.0
     assert np.isnan([ratio(none, none, None), ratio(never, never, 0.9)]).all()
+
+
+def test_a_variant_is_the_deployment_with_other_values(tmp_path: Path) -> None:
+    deployment = Path(__file__).parents[1] / "deployments" / "bench-cpu.yaml"
+    changes = parse_changes(["pools.vision.nice=7", "scheduler.classes.video.ttft_slo_ms=9000"])
+    values = yaml.safe_load(changed(deployment, changes, tmp_path / "deep" / "x.yaml").read_text())
+    assert values["pools"]["vision"]["nice"] == 7
+    assert values["scheduler"]["classes"]["video"] == {"ttft_slo_ms": 9000}
+    before = yaml.safe_load(deployment.read_text())
+    assert values["pools"]["text"] == before["pools"]["text"]
+    assert Path(values["checkpoint"]) == deployment.parents[1] / "checkpoints" / "bench"
+    with pytest.raises(ValueError, match="'nice' is not KEY=VALUE"):
+        parse_changes(["nice"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["quick", "--arms", "nope"], "--arms: nope is not one of monolith"),
+        (["quick", "--seeds", "0"], "--seeds must be at least 1"),
+        (["quick", "--variant", "product:a=1"], "'product' must be"),
+        (["quick", "--variant", "x:a"], "'a' is not KEY=VALUE"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert complaint in capsys.readouterr().err + str(end.value)
+
+
+def test_the_meter_sees_shares_of_this_machine() -> None:
+    others_cores, steal_share = Meter().read()
+    assert others_cores >= 0.0
+    assert 0.0 <= steal_share <= 1.0

@@ -14,7 +14,7 @@ from perf.bench import plan
 from perf.bench.meter import Meter
 from perf.bench.plan import Level
 from perf.bench.store import CALIBRATION_SEED, Store
-from perf.load import Run, closed_loop, open_loop, open_target
+from perf.load import OK, Run, closed_loop, open_loop, open_target
 from perf.workloads import Workload, load_workload, make_workload
 
 _WARM_UP = {"single-text": 4, "single-image": 2}  # requests whose figures nobody sees
@@ -53,8 +53,16 @@ def _run_arm(arm: str, tasks: Iterable[_Task], compose: Compose, store: Store, s
             meter = Meter()
             run = asyncio.run(_drive(task.workload, task.concurrency, urls))
             others_cores, steal_share = meter.read()
+            _check(run, task, arm)
             replace(run, others_cores=others_cores, steal_share=steal_share).save(task.path)
             say(f"{task.path.stem}: {len(run.records)} requests in {run.wall_s:.0f} s")
+
+
+def _check(run: Run, task: _Task, arm: str) -> None:
+    """All rates and SLOs follow from the monolith's calibration (RuntimeError: it failed some of it)."""
+    failed = [record for record in run.records if record.outcome != OK]
+    if failed and arm == MONOLITH and task.concurrency:
+        raise RuntimeError(f"{task.path.stem}: {len(failed)} of {len(run.records)} failed: {failed[0].error}")
 
 
 async def _drive(workload: Workload, concurrency: int, urls: Sequence[str]) -> Run:
