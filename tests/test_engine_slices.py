@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -83,15 +83,12 @@ def test_cancelled_prompt_ends_its_slice_and_leaves_the_others_their_turn() -> N
     assert ready[0] == 3
 
 
-@given(prompts=st.lists(st.integers(65, 900), max_size=6), cancels=st.sets(st.integers(0, 5)))
-def test_every_prompt_comes_out_once_in_order_after_all_its_slices(prompts: list[int], cancels: set[int]) -> None:
-    engine = FakeEngine(64)
-    for request_id, tokens in enumerate(prompts):
-        engine.add(request_id, tokens)
-    for request_id in cancels:
-        engine.slices.cancel(request_id)
-    out = []
-    for _ in range(1000):
+def run(engine: FakeEngine, arrivals: dict[int, tuple[int, int]] | None = None) -> list[int]:
+    """Step until nothing is left; arrivals: before which slice (by count) comes which prompt (request id, tokens)."""
+    arrivals, out = dict(arrivals or {}), []
+    for _ in range(5000):
+        if (coming := arrivals.pop(len(engine.given), None)) is not None:
+            engine.add(*coming)
         ready = engine.slices.next_ready()
         if ready is not None:
             out.append(ready[0])
@@ -99,9 +96,45 @@ def test_every_prompt_comes_out_once_in_order_after_all_its_slices(prompts: list
             engine.given[-1].done = True
         else:
             break
+    return out
+
+
+def test_the_shortest_goes_first_also_when_it_comes_later() -> None:
+    engine = FakeEngine(64)
+    engine.add(1, 3000)
+    engine.add(2, 300)
+    assert run(engine, {3: (3, 200), 30: (4, 100)}) == [2, 3, 4, 1]
+
+
+def test_equals_go_in_order_and_the_one_begun_is_ended_first() -> None:
+    engine = FakeEngine(64)
+    for request_id in (1, 2, 3):
+        engine.add(request_id, 500)
+    assert run(engine) == [1, 2, 3]
+    assert [s.tokens for s in engine.given] == list(range(64, 500, 64)) * 3
+
+
+@settings(deadline=None)  # hundreds of steps
+@given(tokens=st.integers(200, 3000), others=st.integers(65, 200))
+def test_a_long_prompt_lets_only_so_much_pass(tokens: int, others: int) -> None:
+    engine = FakeEngine(64)
+    engine.add(0, tokens)
+    # others come without end, one before every slice
+    out = run(engine, {count: (count + 1, others) for count in range(400)})
+    came_in_time = (4 * tokens + tokens) / 64 + 3  # while four times its tokens passed it, and it had slices itself
+    assert out.index(0) <= came_in_time
+
+
+@given(prompts=st.lists(st.integers(65, 900), max_size=6), cancels=st.sets(st.integers(0, 5)))
+def test_every_prompt_comes_out_once_after_all_its_slices(prompts: list[int], cancels: set[int]) -> None:
+    engine = FakeEngine(64)
+    for request_id, tokens in enumerate(prompts):
+        engine.add(request_id, tokens)
+    for request_id in cancels:
+        engine.slices.cancel(request_id)
     kept = [n for n in range(len(prompts)) if n not in cancels]
-    assert out == kept
-    assert [s.tokens for s in engine.given] == [t for n in kept for t in range(64, prompts[n], 64)]
+    assert sorted(run(engine)) == kept
+    assert sorted(s.tokens for s in engine.given) == sorted(t for n in kept for t in range(64, prompts[n], 64))
 
 
 @pytest.mark.server
