@@ -118,7 +118,8 @@ def main() -> None:
             )
         engines.append(engine)
         products.append(product)
-    above = median_difference(*(np.concatenate([side.ttft_ms for side in sides]) for sides in (products, engines)))
+    served_ms, alone_ms = (np.concatenate([side.ttft_ms for side in sides]) for sides in (products, engines))
+    above = median_difference(served_ms, alone_ms)
     rates = [a.tokens_per_s / b.tokens_per_s for a, b in zip(products, engines, strict=True)]
     turns = ", ".join(f"{rate:.2f}" for rate in rates)
     print(f"ratio TTFT above the engine, ms {above} n={options.turns * options.samples} (asked: at most 3)")

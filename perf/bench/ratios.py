@@ -17,6 +17,7 @@ TEXT_TTFT, IMAGE_TTFT, TEXT_GAP = "text TTFT", "image TTFT", "text time between 
 GOODPUT = "requests within SLO"
 TEXT_TOKENS, IMAGE_TOKENS = "text tokens/s", "image tokens/s"
 SATURATION = "saturation"
+_Value = Callable[[Record], float | Sequence[float]]  # what a request contributes
 _BLOCK_S = 10.0  # of arrivals; about the time that one picture-heavy request holds others up
 
 
@@ -49,12 +50,13 @@ class Ratio:
 
 def compare(name: str, other: str, runs: Mapping[str, Sequence[Run]], slo: Slo, tail: int) -> list[Ratio]:
     """All ratios of a workload against one arm; runs[arm] has one run a seed, the first seeds first."""
-    found = []
-    for measure, kind, values in (
+    latencies: tuple[tuple[str, str, _Value], ...] = (
         (TEXT_TTFT, "text", ttft_s),
         (IMAGE_TTFT, "image", ttft_s),
         (TEXT_GAP, "text", _gaps_s),
-    ):
+    )
+    found = []
+    for measure, kind, values in latencies:
         blocks = _blocks(runs, other, kind, values)
         count = sum(len(block.values[PRODUCT]) for block in blocks)
         if count:
@@ -82,12 +84,7 @@ def _gaps_s(record: Record) -> Sequence[float]:
     return record.gaps_s if record.outcome == OK else [math.inf]
 
 
-def _blocks(
-    runs: Mapping[str, Sequence[Run]],
-    other: str,
-    kind: str | None,
-    value: Callable[[Record], float | Sequence[float]],
-) -> list[Block]:
+def _blocks(runs: Mapping[str, Sequence[Run]], other: str, kind: str | None, value: _Value) -> list[Block]:
     """The values of one class or all, in blocks of neighbours; only of the seeds that both arms ran."""
     blocks: list[Block] = []
     for pair in zip(runs[other], runs[PRODUCT], strict=False):
