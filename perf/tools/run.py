@@ -49,10 +49,11 @@ class ToolReport:
 
     def lines(self) -> list[str]:
         """For the terminal and for the HTML report."""
+        tail = f", P{100 * self.tail:.0f} {self.ttft_tail_ms:.1f} ms" if self.tail > 0.5 else ""  # few bear no tail
         return [
             f"$ {self.command}",
-            f"{self.requests} requests, TTFT P50 {self.ttft_p50_ms:.1f} ms, "
-            f"P{100 * self.tail:.0f} {self.ttft_tail_ms:.1f} ms, time between responses P50 {self.gap_p50_ms:.1f} ms",
+            f"{self.requests} requests, TTFT P50 {self.ttft_p50_ms:.1f} ms{tail}, "
+            f"time between responses P50 {self.gap_p50_ms:.1f} ms",
         ]
 
 
