@@ -53,7 +53,7 @@ $(VENV)/.perf: $(VENV)/.installed
 checkpoints/bench/vision.onnx: | $(VENV)/.perf
 	$(BIN)/python -m perf.bench_checkpoint
 
-bench-quick: $(VENV)/.perf checkpoints/bench/vision.onnx ## 2 minutes: product against a monolith; prints key ratios
+bench-quick: $(VENV)/.perf checkpoints/bench/vision.onnx ## 2 to 4 minutes: product against a monolith; prints key ratios
 	$(BIN)/python -m perf.bench quick
 
 bench: $(VENV)/.perf checkpoints/bench/vision.onnx ## 20 minutes: all arrangements; a report in perf/reports

@@ -1,6 +1,6 @@
 """Measure the product against its alternatives and write a report.
 
-    python -m perf.bench quick       2 minutes: monolith and product, one burst; prints `ratio` lines
+    python -m perf.bench quick       2 to 4 minutes: monolith and product, one burst; prints `ratio` lines
     python -m perf.bench standard    20 minutes: all arms, few samples
     python -m perf.bench full        under 100 minutes; stop it and start it again at will
     python -m perf.bench full --seeds 12       goes on where `full` ended: more samples, higher quantiles
