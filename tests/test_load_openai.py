@@ -38,9 +38,9 @@ def test_streams_are_timed_piece_by_piece_from_their_intended_time(gateway: Runn
         assert record.first_s is not None
         assert record.sent_s >= record.intended_s == 0.01 * record.number
         assert len(record.gaps_s) == 4
-        assert sum(record.gaps_s) >= 0.06
-    assert 0 < run.cpu_share < 1
-    assert run.wall_s > 0.08
+        assert record.end_s is not None
+        assert record.intended_s < record.first_s <= record.end_s
+    assert run.cpu_share > 0
 
 
 def test_token_counts_and_pictures_go_through(gateway: RunningGateway) -> None:
