@@ -28,7 +28,7 @@ class Store:
 
     def saturations(self, kind: str, arm: str) -> list[Run]:
         """The saturation runs of an arm, as many as there are."""
-        runs = []
+        runs: list[Run] = []
         while (path := self.run(f"saturation-{kind}", CALIBRATION_SEED + len(runs), arm)).exists():
             runs.append(load_run(path))
         return runs
