@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.request import MODEL, AnswerBuilder, VlmRequest, error_without_status
+from client.request import MODEL, AnswerBuilder, VlmRequest, error_of
 from client.types import Answer, AsyncTextStream, TextStream, VlmError
 
 _CUT_OFF = re.compile("Socket closed|Connection reset|recvmsg|Broken pipe|GOAWAY|Stream removed")  # gRPC's own words
@@ -30,8 +30,6 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-# Without this header Triton answers errors in a stream as bare text, and the status is lost.
-_METADATA = (("triton_grpc_error", "true"),)
 
 
 class GrpcTransport:
@@ -44,7 +42,7 @@ class GrpcTransport:
 
     def stream(self, request: VlmRequest) -> TextStream:
         """Send the request; its pieces come from the stream."""
-        call = self._infer(to_message(request), timeout=request.timeout_s, metadata=_METADATA)
+        call = self._infer(to_message(request), timeout=request.timeout_s)
         return _GrpcStream(call, self._address)
 
     def generate(self, request: VlmRequest) -> Answer:
@@ -70,7 +68,7 @@ class AsyncGrpcTransport:
 
     def stream(self, request: VlmRequest) -> AsyncTextStream:
         """Send the request; its pieces come from the stream."""
-        call = self._infer(to_message(request), timeout=request.timeout_s, metadata=_METADATA)
+        call = self._infer(to_message(request), timeout=request.timeout_s)
         return _AsyncGrpcStream(call, self._address)
 
     async def generate(self, request: VlmRequest) -> Answer:
@@ -185,10 +183,10 @@ def from_message(message: Any) -> dict[str, Any]:
     """The outputs of a ModelStreamInferResponse, each one's single value by name.
 
     Raises:
-        VlmError: the response is an error of a server too old for statuses in streams.
+        VlmError: the response is an error.
     """
     if message.error_message:
-        raise error_without_status(message.error_message)
+        raise error_of(message.error_message)
     response = message.infer_response
     values: dict[str, Any] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -203,4 +201,4 @@ def to_vlm_error(error: grpc.RpcError, address: str) -> VlmError:
         details = f"no server answers at grpc://{address}; start one with `tvlm serve`, or give its address"
     elif code is grpc.StatusCode.UNAVAILABLE and _CUT_OFF.search(details):
         details = "the server closed the connection before the answer's end"
-    return VlmError(code.name, details)
+    return error_of(details, code.name)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.request import MODEL, VlmRequest, error_without_status
+from client.request import MODEL, VlmRequest, error_of
 from client.types import VlmError
 
 # Triton's statuses as its HTTP front end sends them. 400 is not among them: Triton 24.10 answers with it whatever a
@@ -56,7 +56,7 @@ def outputs_of(body: bytes) -> dict[str, Any]:
     """The outputs of one response (VlmError: it is an error)."""
     outputs = json.loads(body)
     if "error" in outputs:
-        raise error_without_status(str(outputs["error"]))
+        raise error_of(str(outputs["error"]))
     return dict(outputs)
 
 
@@ -66,7 +66,7 @@ def refusal(status: int, body: bytes) -> VlmError:
         message = str(json.loads(body.removeprefix(b"data:"))["error"])
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace").strip() or "the server gave no reason"
-    return VlmError(_STATUS[status], message) if status in _STATUS else error_without_status(message)
+    return error_of(message, _STATUS.get(status, "UNKNOWN"))
 
 
 def nobody_there(base_url: str) -> VlmError:

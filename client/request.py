@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,14 @@ from client.types import Answer, ImageInput, StageTiming, Usage, VlmError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_STATUSES = {  # Triton's name of a status: gRPC's
+    "INVALID_ARG": "INVALID_ARGUMENT",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+    "NOT_FOUND": "NOT_FOUND",
+    "INTERNAL": "INTERNAL",
+}
+_STATUS_TAG = re.compile(rf"\[({'|'.join(_STATUSES)})\] ")
 MODEL = "vlm"
 # PIL modes that PNG has not, and what holds their colours.
 _PNG_MODE = {"CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
@@ -131,15 +140,15 @@ def _json(name: str, value: Any) -> str:
         raise VlmError("INVALID_ARGUMENT", f"{name}: {error}") from error
 
 
-def error_without_status(message: str) -> VlmError:
-    """An error that Triton sent as bare text, with its status where the text tells it.
+def error_of(text: str, code: str = "UNKNOWN") -> VlmError:
+    """An error that Triton sent as text. The product's begin with their status, for Triton's streams and HTTP lose it.
 
-    Only who can't take a request now says when to come back; a model has no versions while its server starts or drains.
+    `code` is what Triton says of its own errors. A model has no versions while its server starts or drains.
     """
-    error = VlmError("UNAVAILABLE", message)
-    if error.retry_after_s is not None or "has no available versions" in message:
-        return error
-    return VlmError("UNKNOWN", message)
+    tag = _STATUS_TAG.search(text)
+    if tag is not None:
+        return VlmError(_STATUSES[tag[1]], text[tag.end() :])
+    return VlmError("UNAVAILABLE" if "has no available versions" in text else code, text)
 
 
 class AnswerBuilder:

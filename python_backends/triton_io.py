@@ -68,17 +68,13 @@ def response(arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def error_response(error: BaseException) -> Any:
-    """An error answer to a client: a ServingError as it stands, anything else as INTERNAL."""
-    problem = _serving_error(error)
-    return pb_utils.InferenceResponse(
-        error=pb_utils.TritonError(problem.message, getattr(pb_utils.TritonError, problem.status.value))
-    )
+    """An error answer, of a stage or to a client: anything but a ServingError is INTERNAL.
 
-
-def stage_error_response(error: BaseException) -> Any:
-    """An error answer of a stage, for `output_arrays` of the one that called it."""
+    Its text has the status too: BLS, HTTP `generate` and gRPC streams lose the code.
+    """
     problem = _serving_error(error)
-    return error_response(ServingError(problem.status, tagged(problem)))
+    code = getattr(pb_utils.TritonError, problem.status.value)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(tagged(problem), code))
 
 
 def _serving_error(error: BaseException) -> ServingError:

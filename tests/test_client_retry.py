@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import Answer, AsyncVlmClient, RetryPolicy, VlmClient, VlmError
-from client.request import VlmRequest, error_without_status
+from client.request import VlmRequest, error_of
 from client.retry import Attempts
 from client.serving.server import Endpoints, Server
 from tests.conftest import echo_output, free_ports
@@ -84,12 +84,15 @@ def test_a_policy_without_sense_is_refused(policy):
     ("text", "status"),
     [
         ("Request for unknown model: 'vlm' has no available versions", "UNAVAILABLE"),  # it drains
-        ("64 requests wait already; retry after 2 s", "UNAVAILABLE"),
+        ("[UNAVAILABLE] 64 requests wait already; retry after 2 s", "UNAVAILABLE"),
+        ("[INVALID_ARG] image[0]: it is empty (0 bytes)", "INVALID_ARGUMENT"),
         ("Request for unknown model: 'vlm' is not found", "UNKNOWN"),
     ],
 )
-def test_an_error_without_status_is_tried_again_where_its_text_says_that_it_passes(text, status):
-    assert error_without_status(text).status == status
+def test_an_error_has_the_status_that_its_text_says(text, status):
+    error = error_of(text)
+    assert error.status == status
+    assert not error.message.startswith("[")
 
 
 Ask = Callable[[str], Answer]

@@ -107,3 +107,21 @@ def test_restart_gives_up_the_reloads_that_have_not_begun() -> None:
     assert until(lambda: "end vision_encoder" in control.events, 20)
     assert "restart" in control.events
     assert "begin image_decode" not in control.events
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_server_that_loses_a_stage_while_it_starts_is_started_again_but_not_for_ever(failures: int) -> None:
+    starts = []
+
+    def restart() -> None:
+        starts.append(len(starts))
+        if len(starts) <= failures:
+            raise ServeError("a stub died")
+
+    watcher = Watcher(FakeControl(), restart, 60.0)
+    if failures < 3:
+        watcher.mend(losses("vlm"))
+    else:
+        with pytest.raises(ServeError, match="a stub died"):
+            watcher.mend(losses("vlm"))
+    assert len(starts) == 3

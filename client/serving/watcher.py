@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _NEEDS_RESTART = "vlm"
 # Models are loaded side by side, but for these: the ensemble that holds both comes and goes with each of them.
 _ENSEMBLES = {"image_decode": "image_embedding", "vision_encoder": "image_embedding"}
+_RESTARTS = 3  # in a row, before the server is given up
 _CALM_S = 60.0  # a model that lived so long since it was mended is mended at once again
 _MOST_PAUSE_S = 30.0
 
@@ -98,7 +99,18 @@ class Watcher:
         log.warning("restarting tritonserver: %s", reason)
         self.close()
         self._reloads, self._lost_again, self._lines, self._given_up = {}, set(), {}, threading.Event()
-        self.restart()
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """A stage may be lost once more while the server starts: that is no reason to give up yet."""
+        for attempt in range(1, _RESTARTS + 1):
+            try:
+                self.restart()
+                return
+            except ServeError as error:
+                if attempt == _RESTARTS:
+                    raise
+                log.warning("tritonserver did not start (attempt %d of %d): %s", attempt, _RESTARTS, error)
 
     def _pause_s(self, model: str) -> float:
         """None at first, longer and longer for a model that is lost again and again."""

@@ -17,7 +17,6 @@ from perf.workloads import Request
 from perf.workloads.payload import picture_bytes
 
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-_METADATA = (("triton_grpc_error", "true"),)  # keeps the status of errors in streams
 
 
 class GrpcTarget:
@@ -44,7 +43,7 @@ class GrpcTarget:
         """Send it to the server with the least backlog."""
         with self._router.server(payload.cost) as index:
             messages = iter([payload.message])
-            call = self._stubs[index].ModelStreamInfer(messages, timeout=timeout_s, metadata=_METADATA)
+            call = self._stubs[index].ModelStreamInfer(messages, timeout=timeout_s)
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     outputs = from_message(message)

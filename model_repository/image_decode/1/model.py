@@ -34,7 +34,7 @@ class TritonPythonModel:
 
 def _send(sender: Any, answer: Decoded | ServingError) -> None:
     if isinstance(answer, ServingError):
-        sender.send(triton_io.stage_error_response(answer), flags=FINAL)
+        sender.send(triton_io.error_response(answer), flags=FINAL)
     else:
         _answer(sender, vars(answer))
 

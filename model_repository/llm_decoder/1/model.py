@@ -73,7 +73,7 @@ class TritonPythonModel:
                 raise invalid("op", f"{op!r} is not attach, submit, cancel, stats or ping")
             sender.send(triton_io.response(answer), flags=FINAL)
         except Exception as error:
-            sender.send(triton_io.stage_error_response(error), flags=FINAL)
+            sender.send(triton_io.error_response(error), flags=FINAL)
 
     def finalize(self) -> None:
         self._calls.shutdown()

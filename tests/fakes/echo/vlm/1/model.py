@@ -100,7 +100,8 @@ def _command(messages):
 
 
 def _refusal(message, code="UNAVAILABLE"):
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
+    error = pb_utils.TritonError(f"[{code}] {message}", getattr(pb_utils.TritonError, code))
+    return pb_utils.InferenceResponse(error=error)
 
 
 def _echo(request, text):
