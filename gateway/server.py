@@ -34,6 +34,7 @@ def serve(settings: GatewaySettings) -> None:
         lifespan="on",
         log_config=None,
         log_level="warning",
+        proxy_headers=False,  # nobody asks where a client is
         access_log=False,  # the gateway has its own, which holds no query and no key
         server_header=False,
         timeout_keep_alive=max(1, round(settings.idle_timeout_s)),
