@@ -230,15 +230,16 @@ class Scheduler:
         return refusal(job, now, load, self._settings.admission)
 
     def _decide(self, now: float) -> list[Action]:
-        encodes = self._start_encodes(now) if len(self._to_encode) else []
-        return encodes + self._hand_over(now) if len(self._to_submit) else encodes
+        encodes = self._start_encodes(now) if self._to_encode else []
+        return encodes + self._hand_over(now) if self._to_submit else encodes
 
     def _start_encodes(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while (job := self._next_to_encode(now)) is not None:
             state = self._states[job.job_id]
             tokens = job.item_tokens[state.next_item]
-            endpoint = min(range(len(self._encode)), key=lambda e: self._encode[e].used)
+            used = [budget.used for budget in self._encode]
+            endpoint = used.index(min(used))
             if not self._encode[endpoint].fits(tokens):
                 break  # nobody overtakes: a large one would never find room
             if state.next_item == 0:
