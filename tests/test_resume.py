@@ -142,3 +142,32 @@ def test_call_that_hangs_ends_at_its_deadline_and_holds_up_no_other() -> None:
         blocking.close()
 
     asyncio.run(main())
+
+
+def test_call_that_is_with_a_stage_when_others_find_it_gone_is_not_waited_for_much_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls, "_ORPHAN_S", 0.05)
+
+    async def main() -> None:
+        release, begun = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def hang() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
+
+        def find_gone() -> None:
+            raise StageGone("its stub is dead")
+
+        blocking = BlockingCalls(2, "stage")
+        hanging = asyncio.create_task(blocking.run(hang))
+        await begun.wait()
+        with pytest.raises(StageGone, match="its stub is dead"):
+            await blocking.run(find_gone)
+        with pytest.raises(StageGone, match="stage: no answer within"):
+            await asyncio.wait_for(hanging, 20)
+        release.set()
+        blocking.close()
+
+    asyncio.run(main())
