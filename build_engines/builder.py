@@ -92,7 +92,7 @@ def _fill(
     (artifacts / BUILT_FILE).write_text(deployment.model_dump_json(indent=1))
     (artifacts / CHECKPOINT_FILE).write_text(facts.model_dump_json(indent=1))
     shutil.copyfile(deployment.checkpoint / CHAT_TEMPLATE, artifacts / CHAT_TEMPLATE)
-    compose_repository(deployment, target / "model_repository")
+    compose_repository(deployment, facts, target / "model_repository")
 
     steps = _steps(deployment)
     reusable = _still_good(steps, inputs, previous)

@@ -1,7 +1,7 @@
 """The deployment file: what is served, on which pools, within which limits.
 
-One YAML file, validated here; the defaults below are the only place where they are written. `tvlm build` stores the
-validated result beside the artifacts, so every stage of a composed repository reads the same values.
+One YAML file, validated here; the defaults below and in `pools` are the only place where they are written. `tvlm build`
+stores the validated result beside the artifacts, so every stage of a composed repository reads the same values.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, model_validator
 
+from python_backends.pools import Device, Pools, Section
 from python_backends.validation import explain
 
 BUILT_FILE = "deployment.json"
@@ -22,68 +23,7 @@ class DeploymentError(ValueError):
     """The deployment file cannot be used; the message is one line that says which key and why."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PreprocessPool(_Section):
-    """Media decode: encoded bytes to UINT8 tiles."""
-
-    instances: int = Field(1, ge=1, le=64)  # one Triton instance, with one worker process, each
-    threads: int = Field(0, ge=0, le=256)  # small pictures, and as many large ones, at a time; 0: all cores
-    batch_size: int = Field(8, ge=1, le=256)
-    queue_delay_ms: float = Field(0.0, ge=0, le=1000)  # decoding gains nothing from a batch: never wait for one
-    timeout_ms: int = Field(10_000, ge=100)  # a call that takes longer is a hung worker
-
-
-class VisionPool(_Section):
-    """Vision encode: UINT8 tiles to visual tokens."""
-
-    device: Literal["cpu"] = "cpu"
-    instances: int = Field(1, ge=1, le=64)
-    batch_size: int = Field(8, ge=1, le=256)
-    # at most, for pictures that are in decode, to have them in the same batch. The window adapts: none for a lone
-    # picture or a full batch, else what a batch was measured to save, so next to none on a CPU; 0: never wait
-    queue_delay_ms: float = Field(5.0, ge=0, le=1000)
-    precision: Literal["auto", "f32", "bf16"] = "auto"  # auto: bf16 where the CPU has AMX, else f32
-    threads: int = Field(0, ge=0, le=256)  # 0: all cores
-    nice: int = Field(0, ge=0, le=19)  # over 0: encode takes only the CPU time that the token loop leaves
-    timeout_ms: int = Field(30_000, ge=100)
-
-
-class TextPool(_Section):
-    """LLM prefill and decode."""
-
-    device: Literal["cpu"] = "cpu"
-    replicas: int = Field(1, ge=1, le=64)  # each one its own Triton model: llm_decoder_0, llm_decoder_1, ...
-    max_running: int = Field(32, ge=1, le=1024)  # sequences in the token loop at a time
-    prefill_tokens: int = Field(256, ge=16)  # prompt tokens in one step: bounds the gap that a prefill makes
-    # prompts longer than this are prefilled in slices of it, so that a short one waits for a slice and not for the
-    # whole of a long one; whole KV blocks of 32 tokens; needs prefix_caching; 0: never
-    prefill_slice_tokens: int = Field(0, ge=0, multiple_of=32)
-    kv_cache_mb: int = Field(512, ge=16)
-    prefix_caching: bool = True
-    precision: Literal["f32", "bf16"] = "f32"  # f32: greedy tokens match the reference
-    threads: int = Field(0, ge=0, le=256)  # 0: all cores
-    stall_timeout_ms: int = Field(30_000, ge=1000)  # a step that takes longer is a hung worker
-
-    @field_validator("prefix_caching")
-    @classmethod
-    def _slices_need_it(cls, value: bool, info: ValidationInfo) -> bool:
-        if not value and info.data.get("prefill_slice_tokens"):
-            raise ValueError("must be true while prefill_slice_tokens is set: a slice is found in the prefix cache")
-        return value
-
-
-class Pools(_Section):
-    """One pool of instances a stage."""
-
-    preprocess: PreprocessPool = PreprocessPool()
-    vision: VisionPool = VisionPool()
-    text: TextPool = TextPool()
-
-
-class RequestClass(_Section):
+class RequestClass(Section):
     """Settings of one class of requests."""
 
     ttft_slo_ms: float = Field(gt=0)  # time to first token that this class is promised
@@ -91,7 +31,7 @@ class RequestClass(_Section):
     weight: float = Field(1.0, gt=0)  # share of the server, among requests that have waited for aging_ms
 
 
-class RequestClasses(_Section):
+class RequestClasses(Section):
     """Requests by what they hold."""
 
     text: RequestClass = RequestClass(ttft_slo_ms=1000)
@@ -99,7 +39,7 @@ class RequestClasses(_Section):
     video: RequestClass = RequestClass(ttft_slo_ms=10_000)
 
 
-class SchedulerSection(_Section):
+class SchedulerSection(Section):
     """Who goes next, and how much at a time."""
 
     policy: Literal["slo", "text_first", "fcfs"] = "slo"  # slo: least slack first; fcfs is there to compare with
@@ -111,14 +51,14 @@ class SchedulerSection(_Section):
     classes: RequestClasses = RequestClasses()
 
 
-class Cache(_Section):
+class Cache(Section):
     """What is kept to be used again."""
 
     # the embedding pool: visual tokens of running requests and of images seen before, oldest out first; 0: none
     encoder_mb: int = Field(64, ge=0)
 
 
-class Limits(_Section):
+class Limits(Section):
     """What a request may ask for; beyond it a request is refused with the limit's name."""
 
     images_per_request: int = Field(8, ge=0, le=1024)
@@ -128,7 +68,7 @@ class Limits(_Section):
     default_max_tokens: int = Field(128, ge=1)  # when the request names none
 
 
-class Admission(_Section):
+class Admission(Section):
     """When a request is refused for what the server holds already."""
 
     waiting_visual_mb: float = Field(64, gt=0)  # visual tokens between the begin of encode and the end of prefill
@@ -137,7 +77,7 @@ class Admission(_Section):
     breaker_tokens: int = Field(4096, ge=1)  # prompt and answer together; more is very large
 
 
-class Serving(_Section):
+class Serving(Section):
     """How `tvlm serve` treats its server."""
 
     grace_s: float = Field(120, ge=0)  # for running requests when it is told to stop; an answer can take minutes
@@ -146,17 +86,35 @@ class Serving(_Section):
     hang_timeout_s: float = Field(15, gt=0)
 
 
-class Deployment(_Section):
+class Deployment(Section):
     """A whole deployment file. `checkpoint` is resolved against the file's own folder."""
 
     checkpoint: Path
-    profile: Literal["cpu"] = "cpu"
+    profile: Device = "cpu"  # what pools run on that name no device
     pools: Pools = Pools()
     scheduler: SchedulerSection = SchedulerSection()
     cache: Cache = Cache()
     limits: Limits = Limits()
     admission: Admission = Admission()
     serving: Serving = Serving()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _profile_of_pools(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or raw.get("profile") != "gpu" or not isinstance(raw.get("pools", {}), dict):
+            return raw
+        pools = {name: {} for name in Pools.model_fields} | raw.get("pools", {})
+        on_gpu = {name: {"device": "gpu", **pool} if isinstance(pool, dict) else pool for name, pool in pools.items()}
+        return {**raw, "pools": on_gpu}
+
+    @model_validator(mode="after")
+    def _device_of_profile(self) -> Deployment:
+        wrong = [name for name in ("vision", "text") if getattr(self.pools, name).device != self.profile]
+        if self.pools.preprocess.device == "gpu" and self.profile == "cpu":
+            wrong.append("preprocess")
+        if wrong:  # the container of either profile lacks the engines of the other; Pillow is in both
+            raise ValueError(f"pools.{wrong[0]}.device must be {self.profile} in profile {self.profile}")
+        return self
 
 
 def load_deployment(path: Path) -> Deployment:

@@ -5,13 +5,14 @@ Only model.py files and the router's Triton side import this; everything else ru
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -24,6 +25,14 @@ from python_backends.metrics import RESTARTS, Metric, Metrics
 def artifacts_folder(args: Mapping[str, str]) -> Path:
     """Where `tvlm build` put the artifacts, from the arguments of a model's `initialize`."""
     return Path(args["model_repository"]).parent.parent / "artifacts"
+
+
+def gpus(args: Mapping[str, str]) -> list[int]:
+    """Where an instance of a model runs: the GPU that Triton gave it, or the parameter `gpus`; none on CPUs."""
+    if args["model_instance_kind"] == "GPU":
+        return [int(args["model_instance_device_id"])]
+    listed = json.loads(args["model_config"]).get("parameters", {}).get("gpus", {}).get("string_value", "")
+    return [int(number) for number in listed.split(",") if number]
 
 
 def prepare_stub(model: str) -> None:
@@ -47,7 +56,16 @@ def is_probe(request: Any) -> bool:
 
 def input_arrays(request: Any) -> dict[str, NDArray[Any]]:
     """The tensors that a request (or a BLS response) carries; absent optional ones are absent here."""
-    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    return {tensor.name(): input_array(tensor) for tensor in request.inputs()}
+
+
+def input_array(tensor: Any) -> NDArray[Any]:
+    """An input on the CPU, wherever it is (it is on a GPU only where FORCE_CPU_ONLY_INPUT_TENSORS is "no")."""
+    if tensor.is_cpu():
+        return cast("NDArray[Any]", tensor.as_numpy())
+    import torch  # noqa: PLC0415  (there where GPUs are)
+
+    return cast("NDArray[Any]", torch.from_dlpack(tensor.to_dlpack()).cpu().numpy())
 
 
 def output_arrays(response: Any) -> dict[str, NDArray[Any]]:

@@ -20,8 +20,9 @@ import openvino_genai as genai
 from numpy.typing import NDArray
 
 from python_backends.checkpoint import Checkpoint, load_checkpoint
-from python_backends.deployment import Deployment, TextPool
+from python_backends.deployment import Deployment
 from python_backends.embeddings.region import PoolReader
+from python_backends.engines.intake import Intake
 from python_backends.engines.prefix import PrefixAccount
 from python_backends.engines.protocol import (
     VISUAL_TOKEN,
@@ -30,10 +31,9 @@ from python_backends.engines.protocol import (
     StepReport,
     Submission,
     VisualRows,
-    submissions_from_tensors,
 )
 from python_backends.engines.slices import PrefillSlices
-from python_backends.errors import ServingError, invalid, tagged
+from python_backends.pools import TextPool
 from python_backends.sampling import SamplingParams
 
 Arrays = list[NDArray[Any]]
@@ -74,7 +74,7 @@ class LlmEngine:
         deployment = Deployment.model_validate(config["deployment"])
         pool = deployment.pools.text
         self._checkpoint = load_checkpoint(artifacts)
-        self._context_tokens = min(deployment.limits.context_tokens, self._checkpoint.context_tokens)
+        self._intake = Intake(self._checkpoint, deployment.limits.context_tokens)
         self._embed = _text_embeddings(artifacts / "llm", pool)
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(artifacts / "llm"), _scheduler_config(pool, self._checkpoint), "CPU", _device_properties(pool)
@@ -100,8 +100,7 @@ class LlmEngine:
         `submit` answers with meta["refused"], a tagged error for each request id that the engine does not take.
         """
         if op == "submit":
-            tensors = dict(zip(meta["names"], arrays, strict=True))
-            return [], {"refused": self._submit_all(tensors, meta["sampling"], "".join(meta.get("pool", [])))}
+            return [], {"refused": self._intake.take(meta["names"], arrays, meta, self._sequences, self._submit)}
         elif op == "cancel":
             for request_id in arrays[0].tolist():
                 self._cancel(request_id)
@@ -121,38 +120,6 @@ class LlmEngine:
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         return self._collect(time.monotonic())
-
-    def _submit_all(self, tensors: dict[str, NDArray[Any]], sampling: list[str], pool: str) -> dict[int, str]:
-        refused: dict[int, str] = {}
-        try:
-            submissions = submissions_from_tensors(tensors, sampling, pool)
-        except ServingError as error:
-            return dict.fromkeys(tensors.get("request_ids", np.zeros(1)).tolist(), tagged(error))
-        for submission in submissions:
-            try:
-                self._check(submission)
-                self._submit(submission)
-            except ServingError as error:
-                refused[submission.request_id] = tagged(error)
-            except RuntimeError as error:  # what OpenVINO's own checks raise
-                sentence = f"the engine refuses them: {error}".splitlines()[0]
-                refused[submission.request_id] = tagged(invalid("sampling_parameters", sentence))
-        return refused
-
-    def _check(self, submission: Submission) -> None:
-        """What would break the pipeline for every sequence, or hold it up (ServingError)."""
-        tokens, most = submission.tokens, submission.sampling.max_tokens
-        if submission.request_id in self._sequences:
-            raise invalid("request_ids", f"{submission.request_id} is running already")
-        if most is None:
-            raise invalid("sampling", "max_tokens must be set")
-        if len(tokens) + most > self._context_tokens:
-            raise invalid("tokens", f"{len(tokens)} and max_tokens = {most} are over {self._context_tokens}")
-        if tokens.min() < VISUAL_TOKEN or tokens.max() >= self._checkpoint.vocab_size:
-            raise invalid("tokens", f"ids must be from 0 to {self._checkpoint.vocab_size - 1}, or {VISUAL_TOKEN}")
-        copied = submission.visuals.copied
-        if len(copied) and copied.shape[1] != self._checkpoint.hidden_size:
-            raise invalid("visual_tokens", f"rows must have {self._checkpoint.hidden_size} elements")
 
     def _submit(self, submission: Submission) -> None:
         embeddings = self._embeddings(submission.tokens, submission.visuals)

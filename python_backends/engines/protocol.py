@@ -33,6 +33,13 @@ class Finish(IntEnum):
     ERROR = 4
 
 
+# columns of what is told of images, int32 [images, 11]
+IMAGE_TOKENS = 0  # visual tokens
+GRID = slice(1, 3)  # rows and columns that they are laid out in; 0 where the family has no such thing
+HASH = slice(3, 11)  # of the content, as TensorRT-LLM takes it
+NO_IMAGES: NDArray[np.int32] = np.zeros((0, 11), np.int32)
+
+
 @dataclass(frozen=True)
 class VisualRows:
     """The visual tokens of one sequence in order: copied, or in pages of the router's embedding pool."""
@@ -40,6 +47,7 @@ class VisualRows:
     copied: NDArray[np.float16]  # [tokens, hidden]; none when they are in pages
     pages: NDArray[np.int64] = field(default_factory=lambda: NO_PAGES)  # see embeddings.region
     pool: str = ""  # address of the pool
+    images: NDArray[np.int32] = field(default_factory=lambda: NO_IMAGES)  # of engines that must know; else none
 
     def copy_to(self, target: NDArray[np.float32], places: NDArray[np.int64], reader: PoolReader) -> None:
         """Put the rows in their places of `target` [tokens, hidden]; the pages are not needed after it.
@@ -148,6 +156,9 @@ def submission_tensors(submissions: Sequence[Submission]) -> dict[str, NDArray[A
         tensors["pages"] = np.concatenate([s.visuals.pages for s in submissions])
         tensors["page_counts"] = np.array([len(s.visuals.pages) for s in submissions], np.int32)
         tensors["pool"] = np.array([pools[0].encode()], np.object_)
+    if any(len(s.visuals.images) for s in submissions):
+        tensors["images"] = np.concatenate([s.visuals.images for s in submissions])
+        tensors["image_counts"] = np.array([len(s.visuals.images) for s in submissions], np.int32)
     return tensors
 
 
@@ -193,4 +204,15 @@ def _visuals(tensors: Mapping[str, NDArray[Any]], prompts: Sequence[NDArray[np.i
         raise invalid("visual_tokens", f"{len(copied)} rows for {sum(counts)} places in tokens")
     rows = np.split(copied, np.cumsum(counts)[:-1])
     lists = np.split(pages, np.cumsum(page_counts)[:-1])
-    return [VisualRows(own, listed, pool) for own, listed in zip(rows, lists, strict=True)]
+    images = _images(tensors, len(prompts))
+    return [VisualRows(own, listed, pool, told) for own, listed, told in zip(rows, lists, images, strict=True)]
+
+
+def _images(tensors: Mapping[str, NDArray[Any]], count: int) -> list[NDArray[np.int32]]:
+    images = tensors.get("images", NO_IMAGES)
+    counts = tensors.get("image_counts", np.zeros(count, np.int32))
+    if len(counts) != count or (counts < 0).any() or counts.sum() != len(images):
+        raise invalid("image_counts", f"must have one element a sequence, and add up to the {len(images)} of images")
+    if images.shape[1:] != NO_IMAGES.shape[1:]:
+        raise invalid("images", "rows must have 11 elements: visual tokens, rows, columns, and a hash of 8")
+    return np.split(images, np.cumsum(counts)[:-1])

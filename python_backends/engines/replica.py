@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +19,10 @@ from python_backends.deployment import Deployment
 from python_backends.engines.protocol import HEARTBEAT_S, NO_NEWS, Finish, StepReport, failure_report
 from python_backends.errors import invalid
 from python_backends.workers import SupervisedWorker, WorkerSpec
+from python_backends.workers.targets import gpu_environment
 
 IDLE_END_S = 0.5
+_LOAD_S = {"cpu": 120.0, "gpu": 900.0}  # tens of gigabytes from a network file system, and CUDA graphs for every batch
 
 
 class ReportSink(Protocol):
@@ -43,8 +45,13 @@ class DecoderReplica:
         deployment: Deployment,
         target: str,
         on_death: Callable[[str], None] | None = None,
+        *,
+        gpus: Sequence[int] = (),
     ) -> None:
-        """`target`: the engine's class, "module:Class"; `on_death` gets the reason whenever its worker is replaced."""
+        """`target`: the engine's class, "module:Class"; `gpus` are those that it may use.
+
+        `on_death` gets the reason whenever its worker is replaced.
+        """
         pool = deployment.pools.text
         spec = WorkerSpec(
             name=name,
@@ -53,6 +60,8 @@ class DecoderReplica:
             slots=2,
             slot_bytes=256 << 20,
             call_timeout_s=pool.stall_timeout_ms / 1000,
+            load_timeout_s=_LOAD_S[pool.device],
+            environment=gpu_environment(gpus),
         )
         self._tell_death = on_death
         self._lock = threading.Lock()  # guards all below

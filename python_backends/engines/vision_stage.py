@@ -21,6 +21,7 @@ from python_backends.deployment import load_built_deployment
 from python_backends.errors import ServingError, Status, invalid
 from python_backends.scheduling.window import BatchWindow
 from python_backends.workers import SupervisedWorker, WorkerSpec
+from python_backends.workers.targets import ENCODE, gpu_environment
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,10 @@ class Arrival:
 class EncodeStage:
     """Owns the worker process; thread-safe."""
 
-    def __init__(self, name: str, artifacts: Path, on_death: Callable[[str], None] | None = None) -> None:
-        """`on_death` gets the reason whenever the worker is replaced."""
+    def __init__(
+        self, name: str, artifacts: Path, on_death: Callable[[str], None] | None = None, *, gpus: Sequence[int] = ()
+    ) -> None:
+        """`on_death` gets the reason whenever the worker is replaced; `gpus` are those that it may use."""
         self._checkpoint = load_checkpoint(artifacts)
         pool = load_built_deployment(artifacts).pools.vision
         side, hidden = self._checkpoint.image_size, self._checkpoint.hidden_size
@@ -56,18 +59,20 @@ class EncodeStage:
         self._worker = SupervisedWorker(
             WorkerSpec(
                 name=name,
-                target="python_backends.engines.vision_openvino:VisionWorker",
+                target=ENCODE[pool.device],
                 config={
                     "folder": str(artifacts / "vision"),
                     "image_size": side,
                     "batch_size": pool.batch_size,
                     "precision": pool.precision,
                     "threads": pool.threads,
+                    "graph_batches": pool.graph_batches,
                 },
                 slots=2,
                 slot_bytes=_CALL_TILES * tile_bytes + 4096,
                 call_timeout_s=pool.timeout_ms / 1000,
                 nice=pool.nice,
+                environment=gpu_environment(gpus),
             ),
             on_death=on_death,
         )

@@ -26,6 +26,7 @@ from python_backends.media.limits import SMALL_PIXELS, ImageLimits, refuse
 from python_backends.media.payload import unwrap
 from python_backends.media.sniff import ImageHeader, read_header
 from python_backends.workers import SupervisedWorker, WorkerSpec
+from python_backends.workers.targets import DECODE, gpu_environment
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,10 @@ Answer = Callable[[Decoded | ServingError], None]
 class DecodeStage:
     """Owns the worker process; thread-safe."""
 
-    def __init__(self, name: str, artifacts: Path, on_death: Callable[[str], None] | None = None) -> None:
-        """`on_death` gets the reason whenever the worker is replaced."""
+    def __init__(
+        self, name: str, artifacts: Path, on_death: Callable[[str], None] | None = None, *, gpus: Sequence[int] = ()
+    ) -> None:
+        """`on_death` gets the reason whenever the worker is replaced; `gpus` are those that it may use."""
         deployment = load_built_deployment(artifacts)
         pool = deployment.pools.preprocess
         tile_size = load_checkpoint(artifacts).image_size
@@ -68,16 +71,19 @@ class DecodeStage:
         self._worker = SupervisedWorker(
             WorkerSpec(
                 name=name,
-                target="python_backends.media.worker:DecodeWorker",
+                target=DECODE[pool.device],
                 config={
                     "tile_size": tile_size,
                     "max_bytes": self._limits.max_bytes,
                     "max_pixels": self._limits.max_pixels,
                     "threads": threads,
+                    "batch_size": pool.batch_size,
+                    "hw_decoder_load": pool.hw_decoder_load,
                 },
                 slots=2 * threads,
                 slot_bytes=max(_MIN_SLOT_BYTES, self._limits.max_bytes + tile_size * tile_size * 3 + 4096),
                 call_timeout_s=self._timeout_s,
+                environment=gpu_environment(gpus),
             ),
             on_death=on_death,
         )

@@ -11,7 +11,7 @@ from python_backends import metrics
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import Deployment
 from python_backends.metrics import Metrics
-from python_backends.scheduling.admission import AdmissionSettings, Memory
+from python_backends.scheduling.admission import UNLIMITED, AdmissionSettings, Memory
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject
 from python_backends.scheduling.scheduler import Scheduler, SchedulerSettings
 
@@ -25,6 +25,7 @@ class Dispatcher:
     def __init__(self, deployment: Deployment, checkpoint: Checkpoint, metrics: Metrics) -> None:
         self._metrics = metrics
         self._scheduler = Scheduler(scheduler_settings(deployment, checkpoint))
+        self._kv_setting = deployment.pools.text.kv_setting
         self.kv_usage = [0.0] * deployment.pools.text.replicas  # as each replica said last
         self._tickets: dict[int, Ticket] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -34,7 +35,7 @@ class Dispatcher:
 
         `pages`: share of the embedding pool that running requests hold.
         """
-        self._scheduler.memory(Memory(self._kv_of_the_roomiest(), pages))
+        self._scheduler.memory(Memory(self._kv_of_the_roomiest(), pages, self._kv_setting))
         ticket = Ticket(self, job)
         self._tickets[job.job_id] = ticket
         actions = self._scheduler.arrived(job, time.monotonic())
@@ -196,10 +197,12 @@ def scheduler_settings(deployment: Deployment, checkpoint: Checkpoint) -> Schedu
 def admission_settings(deployment: Deployment, checkpoint: Checkpoint) -> AdmissionSettings:
     """The same for admission, which counts in tokens."""
     values, admission = deployment.scheduler, deployment.admission
+    text = deployment.pools.text
+    kv_tokens = (text.kv_cache_mb << 20) // checkpoint.kv_bytes_per_token if text.device == "cpu" else UNLIMITED
     limits = AdmissionSettings(
         queue_limits={modality: getattr(values.classes, modality.value).queue_limit for modality in Modality},
         waiting_visual_tokens=int(admission.waiting_visual_mb * 2**20) // (2 * checkpoint.hidden_size),  # float16
-        kv_tokens=(deployment.pools.text.kv_cache_mb << 20) // checkpoint.kv_bytes_per_token,
+        kv_tokens=kv_tokens,
         memory_watermark=admission.memory_watermark,
         breaker_pressure=admission.breaker_pressure,
         breaker_tokens=admission.breaker_tokens,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from python_backends.errors import ServingError, invalid, unavailable
 from python_backends.scheduling.jobs import Job, Modality
 
-_UNLIMITED = 1 << 62
+UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -19,25 +19,26 @@ class AdmissionSettings:
     """The limits; what is named after a key of the deployment file is that key's value."""
 
     queue_limits: Mapping[Modality, int]
-    encode_budget_tokens: int = _UNLIMITED
-    waiting_visual_tokens: int = _UNLIMITED  # admission.waiting_visual_mb, in tokens
-    kv_tokens: int = _UNLIMITED  # what pools.text.kv_cache_mb holds
+    encode_budget_tokens: int = UNLIMITED
+    waiting_visual_tokens: int = UNLIMITED  # admission.waiting_visual_mb, in tokens
+    kv_tokens: int = UNLIMITED  # what pools.text.kv_cache_mb holds; unknown on GPUs, where the engine sizes it
     memory_watermark: float = 1.0
     breaker_pressure: float = 1.0
-    breaker_tokens: int = _UNLIMITED
+    breaker_tokens: int = UNLIMITED
 
 
 @dataclass(frozen=True)
 class Memory:
     """Used shares, 0 to 1."""
 
-    kv: float = 0.0  # pools.text.kv_cache_mb, of the replica with the most room
+    kv: float = 0.0  # the KV cache of the replica with the most room
     pages: float = 0.0  # cache.encoder_mb, as far as running requests hold it
+    kv_setting: str = "pools.text.kv_cache_mb"  # what sizes the KV cache
 
     def needed_by(self, job: Job) -> dict[str, float]:
         """The memories that the job will take of, by the setting that sizes them."""
         pages = {} if job.modality is Modality.TEXT else {"cache.encoder_mb": self.pages}
-        return {"pools.text.kv_cache_mb": self.kv, **pages}
+        return {self.kv_setting: self.kv, **pages}
 
 
 @dataclass(frozen=True)

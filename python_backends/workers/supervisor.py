@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -48,6 +48,7 @@ class WorkerSpec:
     slot_bytes: int = 64 << 20
     call_timeout_s: float = 30.0  # work that takes longer is a hang: the worker is killed
     load_timeout_s: float = 120.0
+    environment: Mapping[str, str] = field(default_factory=dict)  # on top of the stub's own
     nice: int = 0  # 19 yields most: what runs behind latency-bound work takes only the time that it leaves
 
 
@@ -190,6 +191,7 @@ class SupervisedWorker:
                     str(self._memory.fd),
                 ],
                 pass_fds=(theirs.fileno(), self._memory.fd),
+                env={**os.environ, **self.spec.environment},
             )
         connection = Connection(ours.detach())
         self._connection = connection

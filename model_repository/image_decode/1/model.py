@@ -16,7 +16,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
         name = args["model_name"]
-        self._stage = DecodeStage(name, triton_io.artifacts_folder(args), triton_io.restart_counter(name))
+        artifacts, counter = triton_io.artifacts_folder(args), triton_io.restart_counter(name)
+        self._stage = DecodeStage(name, artifacts, counter, gpus=triton_io.gpus(args))
         self._stage.start()
 
     def execute(self, requests: list[Any]) -> None:

@@ -12,6 +12,7 @@ from python_backends.deployment import load_built_deployment
 from python_backends.engines.protocol import StepReport, report_tensors
 from python_backends.engines.replica import DecoderReplica
 from python_backends.errors import invalid
+from python_backends.workers.targets import TEXT
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -37,12 +38,14 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
         artifacts = triton_io.artifacts_folder(args)
+        deployment = load_built_deployment(artifacts)
         self._replica = DecoderReplica(
             args["model_name"],
             artifacts,
-            load_built_deployment(artifacts),
-            "python_backends.engines.llm_openvino:LlmEngine",
+            deployment,
+            TEXT[deployment.pools.text.device],
             triton_io.restart_counter(args["model_name"]),
+            gpus=triton_io.gpus(args),
         )
         self._replica.start()
         self._calls = ThreadPoolExecutor(2, "calls")  # a call waits for the running step: never inside execute

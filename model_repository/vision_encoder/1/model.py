@@ -16,7 +16,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
         name = args["model_name"]
-        self._stage = EncodeStage(name, triton_io.artifacts_folder(args), triton_io.restart_counter(name))
+        artifacts, counter = triton_io.artifacts_folder(args), triton_io.restart_counter(name)
+        self._stage = EncodeStage(name, artifacts, counter, gpus=triton_io.gpus(args))
         self._stage.start()
 
     def execute(self, requests: list[Any]) -> None:
@@ -34,7 +35,7 @@ class TritonPythonModel:
 
 
 def _arrival(request: Any) -> Arrival:
-    tiles = pb_utils.get_input_tensor_by_name(request, "tiles").as_numpy()
+    tiles = triton_io.input_array(pb_utils.get_input_tensor_by_name(request, "tiles"))
     in_decode = pb_utils.get_input_tensor_by_name(request, "in_decode")
     coming = 0 if in_decode is None else int(in_decode.as_numpy().max(initial=0))
     return Arrival(tiles, coming, partial(_send, request, request.get_response_sender()))
