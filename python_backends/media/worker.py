@@ -33,6 +33,7 @@ class DecodeWorker:
     """
 
     side_by_side = True
+    bounds_memory = True
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._tile_size = int(config["tile_size"])
@@ -40,7 +41,8 @@ class DecodeWorker:
         Image.init()  # all plugins now, not with the first picture
         Image.MAX_IMAGE_PIXELS = self._limits.max_pixels  # Pillow's own guard, for what hides behind a small header
         pixels = self._limits.max_pixels + int(config["threads"]) * SMALL_PIXELS
-        _limit_memory(_BYTES_PER_PIXEL * pixels + _SPARE_BYTES)
+        if self.bounds_memory:
+            _limit_memory(_BYTES_PER_PIXEL * pixels + _SPARE_BYTES)
         warnings.simplefilter("ignore")  # oddities in clients' metadata
         _silence_native_code()
 

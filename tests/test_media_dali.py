@@ -1,0 +1,141 @@
+"""The DALI decode runtime on DALI's CPU operators: the CPU path's pixels, and its refusals. `make test-dali`."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from python_backends.errors import ServingError
+from python_backends.media import stage as stage_module
+from python_backends.media.batching import Batcher
+from python_backends.media.decode import decode
+from python_backends.media.limits import ImageLimits
+from python_backends.media.stage import Decoded, DecodeStage
+from python_backends.workers import WorkerSpec
+from tests.media.driving import artifacts_in
+from tests.media.driving import decode as answers_of
+from tests.media.make_corpus import FOLDER
+from tests.media.scenes import encoded_scenes
+from tests.test_media_fidelity import NEAR, pixel_tensor
+from tests.waiting import until
+
+LIMITS = ImageLimits(max_bytes=20_000_000, max_pixels=64_000_000)
+CORPUS = sorted(path.name for path in FOLDER.iterdir())
+SIDE = 32
+
+
+def test_whatever_waits_is_the_next_batch() -> None:
+    batches: list[list[int]] = []
+    first_runs, go_on = threading.Event(), threading.Event()
+
+    def run(items: list[int]) -> list[int]:
+        batches.append(items)
+        first_runs.set()
+        go_on.wait(5)
+        if 13 in items:
+            raise ValueError("unlucky")
+        return [item * 2 for item in items]
+
+    batcher: Batcher[int, int] = Batcher(run, largest=3)
+    results: dict[int, Any] = {}
+
+    def call(item: int) -> None:
+        try:
+            results[item] = batcher.call(item)
+        except ValueError as error:
+            results[item] = str(error)
+
+    threads = [threading.Thread(target=call, args=(0,))]
+    threads[0].start()
+    assert first_runs.wait(5)
+    for item in (1, 2, 3, 13):
+        threads.append(threading.Thread(target=call, args=(item,)))
+        threads[-1].start()
+        assert until(lambda: batcher.waiting == len(threads) - 1, 5)
+    go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert batches == [[0], [1, 2, 3], [13]]
+    assert results == {0: 0, 1: 2, 2: 4, 3: 6, 13: "unlucky"}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecodeStage]:
+    """As on a GPU, but for the operators' device."""
+
+    def on_cpu(**fields: Any) -> WorkerSpec:
+        config = {**fields["config"], "on_gpu": False}
+        return WorkerSpec(**{**fields, "target": "python_backends.media.dali:DaliWorker", "config": config})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_module, "WorkerSpec", on_cpu)
+        decoding = DecodeStage("image_decode", artifacts_in(tmp_path_factory.mktemp("artifacts"), {"threads": 2}))
+    decoding.start()
+    yield decoding
+    decoding.close()
+
+
+def tile(answer: Decoded | ServingError) -> np.ndarray:
+    assert isinstance(answer, Decoded), answer
+    return answer.tiles[0, 0]
+
+
+@pytest.mark.dali
+def test_scenes_have_the_pixels_of_a_whole_decode(stage: DecodeStage) -> None:
+    """The golden tolerance of the CPU path, against Pillow without shortcuts."""
+    scenes = dict(encoded_scenes())
+    for name, answer in zip(scenes, answers_of(stage, *[[file] for file in scenes.values()]), strict=True):
+        with Image.open(io.BytesIO(scenes[name])) as image:
+            whole = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+        difference = np.abs(pixel_tensor(tile(answer)) - pixel_tensor(whole)).mean()
+        assert difference < NEAR, name
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("name", CORPUS)
+def test_every_kind_of_picture_is_the_cpu_paths(stage: DecodeStage, name: str) -> None:
+    """Orientations, inks, profiles, grey, and all formats besides JPEG."""
+    file = (FOLDER / name).read_bytes()
+    (answer,) = answers_of(stage, [file])
+    assert np.abs(pixel_tensor(tile(answer)) - pixel_tensor(decode(file, SIDE, LIMITS))).mean() < NEAR
+
+
+@pytest.mark.dali
+def test_broken_pictures_are_refused_alone_and_in_the_same_words(stage: DecodeStage) -> None:
+    good = (FOLDER / "jpeg_baseline.jpg").read_bytes()
+    broken = good[: len(good) // 2]
+    with pytest.raises(ServingError) as refusal:
+        decode(broken, SIDE, LIMITS)
+    answers = answers_of(stage, *[[good]] * 6, [broken], *[[good]] * 6)
+    assert isinstance(answers[6], ServingError)
+    assert answers[6].message == refusal.value.message
+    tiles = [tile(answer) for i, answer in enumerate(answers) if i != 6]
+    assert all(np.abs(one.astype(int) - tiles[0]).mean() < 1 for one in tiles)
+    (after,) = answers_of(stage, [good])
+    np.testing.assert_array_equal(tile(after), tile(answers_of(stage, [good])[0]))
+
+
+@pytest.mark.dali
+def test_the_serialised_pipeline_makes_the_same_pixels(tmp_path: Any) -> None:
+    """What Triton's DALI backend would load."""
+    from nvidia.dali.pipeline import Pipeline  # noqa: PLC0415
+
+    from build_engines.decode_dali import write_dali_model  # noqa: PLC0415
+    from python_backends.media.dali_pipeline import FILES, DaliPipeline, DaliSettings  # noqa: PLC0415
+    from python_backends.media.tiling import Size  # noqa: PLC0415
+
+    settings = DaliSettings(batch_size=4, threads=1, on_gpu=False)
+    model = write_dali_model(settings, SIDE, tmp_path)
+    pipeline = Pipeline.deserialize(filename=str(model / "1" / "model.dali"))
+    pipeline.build()
+    file = (FOLDER / "jpeg_exif6.jpg").read_bytes()
+    pipeline.feed_input(FILES, [np.frombuffer(file, np.uint8)])
+    (tiles,) = pipeline.run()
+    ((direct,),) = DaliPipeline(settings).run([file], [[Size(SIDE, SIDE)]])
+    np.testing.assert_array_equal(np.array(tiles.at(0)), direct)
