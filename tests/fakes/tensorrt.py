@@ -1,0 +1,194 @@
+"""A fake TensorRT and CUDA, for machines without a GPU: contexts, profiles, streams and graphs over NumPy.
+
+The "plan" is JSON: profiles as [smallest, tuned for, largest]. The "network" gives every tile's mean as its tokens. A
+context refuses shapes outside its profile, as the real one does, and what is captured runs only when replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+SIDE, TOKENS, HIDDEN = 8, 2, 4
+
+
+class Tensor:
+    """Of `torch`, as far as the encoder uses it."""
+
+    by_address: ClassVar[dict[int, Tensor]] = {}
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+        self.by_address[id(self)] = self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def data_ptr(self) -> int:
+        return id(self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return Tensor(self.values[index])
+
+    def copy_(self, other: Tensor, non_blocking: bool = False) -> None:
+        self.values[...] = other.values
+
+    def to(self, dtype: Any) -> Tensor:
+        return Tensor(self.values.astype(dtype))
+
+    def cpu(self) -> Any:
+        return self.values
+
+
+class _Cuda:
+    """`torch.cuda`."""
+
+    capturing: list[Any] | None = None
+
+    def __init__(self) -> None:
+        self.CUDAGraph = _Graph
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def Stream() -> Any:
+        return SimpleNamespace(cuda_stream=1, synchronize=lambda: None)
+
+    @staticmethod
+    def current_stream() -> Any:
+        return SimpleNamespace(cuda_stream=1)
+
+    @staticmethod
+    @contextmanager
+    def stream(stream: Any) -> Iterator[None]:
+        yield
+
+    @staticmethod
+    @contextmanager
+    def graph(graph: _Graph, stream: Any) -> Iterator[None]:
+        _Cuda.capturing = graph.kernels
+        yield
+        _Cuda.capturing = None
+
+
+class _Graph:
+    def __init__(self) -> None:
+        self.kernels: list[Any] = []
+
+    def replay(self) -> None:
+        RUNS.append("graph")
+        for kernel in self.kernels:
+            kernel()
+
+
+RUNS: list[Any] = []  # "graph" for a replay, (profile, batch) for a run of a context
+
+
+class _Context:
+    def __init__(self, profiles: list[list[int]]) -> None:
+        self._profiles = profiles
+        self._profile = 0
+        self._tensors: dict[str, Tensor] = {}
+        self._batch = 0
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        self._profile = index
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self._tensors[name] = Tensor.by_address[address]
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        low, _, high = self._profiles[self._profile]
+        assert low <= shape[0] <= high, f"{shape} is outside profile {self._profile}"
+        self._batch = shape[0]
+        return True
+
+    def execute_async_v3(self, stream: int) -> bool:
+        batch, tensors = self._batch, dict(self._tensors)
+
+        def kernel() -> None:
+            means = tensors["tiles"].values[:batch].mean(axis=(1, 2, 3))
+            tensors["visual_tokens"].values[:batch] = means[:, np.newaxis, np.newaxis]
+
+        if _Cuda.capturing is not None:
+            _Cuda.capturing.append(kernel)
+        else:
+            RUNS.append((self._profile, batch))
+            kernel()
+        return True
+
+
+class _Engine:
+    num_io_tensors = 2
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._profiles = plan["profiles"]
+        self._names = plan.get("tensors", ["tiles", "visual_tokens"])
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self._profiles)
+
+    def get_tensor_name(self, index: int) -> str:
+        return str(self._names[index])
+
+    def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
+        return [(batch, SIDE, SIDE, 3) for batch in self._profiles[index]]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1, TOKENS, HIDDEN)
+
+    def get_tensor_dtype(self, name: str) -> str:
+        return "half"
+
+    def create_execution_context(self) -> _Context:
+        return _Context(self._profiles)
+
+
+class Logger:
+    WARNING = 1
+
+    def __init__(self, level: int) -> None:
+        pass
+
+
+class DataType:
+    HALF, BF16 = "half", "bf16"
+
+
+class Runtime:
+    def __init__(self, logger: Logger) -> None:
+        pass
+
+    def deserialize_cuda_engine(self, data: bytes) -> _Engine | None:
+        return _Engine(json.loads(data)) if data.startswith(b"{") else None
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, device: str = "cpu", pin_memory: bool = False) -> Tensor:
+    return Tensor(np.zeros(shape, dtype))
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the fakes in the places of `tensorrt` and `torch`."""
+    torch = ModuleType("torch")
+    vars(torch).update(
+        cuda=_Cuda(), zeros=_zeros, from_numpy=Tensor,
+        uint8=np.uint8, float16=np.float16, float32=np.float32, bfloat16=np.float32,
+    )  # fmt: skip
+    package = ModuleType("tensorrt")
+    vars(package).update(Logger=Logger, Runtime=Runtime, DataType=DataType)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "tensorrt", package)
+    RUNS.clear()

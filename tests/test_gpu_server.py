@@ -1,0 +1,99 @@
+"""The gpu repository where there is no GPU: the real tritonserver reads it, and every stage says what is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+from build_engines.compose import compose_repository
+from build_engines.llm_trtllm import write_model_yaml
+from client.serving.process import TritonProcess
+from client.serving.runtime import find_runtime
+from python_backends.checkpoint import load_checkpoint
+from python_backends.deployment import BUILT_FILE, Deployment, parse_deployment
+from python_backends.engines.vision_stage import EncodeStage
+from python_backends.errors import ServingError
+from python_backends.media.stage import DecodeStage
+from tests.composed import composed_demo
+from tests.conftest import free_ports
+from tests.waiting import until
+
+# what is missing first differs with what is installed: nothing, PyTorch alone, all but the GPU, all but the plan
+MISSING = "is not installed|no CUDA device is there|does not start|does not load|is not there"
+
+
+def gpu_output(folder: Path) -> Path:
+    """The demo checkpoint composed for profile gpu; its engines are not there."""
+    deployment: Deployment = parse_deployment(
+        {"checkpoint": "demo", "profile": "gpu", "pools": {"text": {"gpus": [1]}}}, "test"
+    )
+    artifacts = folder / "artifacts"
+    shutil.copytree(composed_demo() / "artifacts", artifacts)
+    (artifacts / BUILT_FILE).write_text(deployment.model_dump_json())
+    write_model_yaml(deployment, artifacts)
+    compose_repository(deployment, load_checkpoint(artifacts), folder / "model_repository")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gpu_output(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture(scope="module")
+def models(output: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """State of every model, as a tritonserver that goes on without those that fail to load tells it."""
+    ports = free_ports()
+    process = TritonProcess(
+        find_runtime(output / "runtime"), output / "model_repository", ports, "127.0.0.1", output / "log",
+        options=("--exit-on-error=false", "--strict-readiness=false"),
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{ports.http}/v2"
+    with urllib3.PoolManager(retries=False) as pool:
+
+        def lives() -> bool:
+            try:
+                return pool.request("GET", f"{url}/health/live", timeout=2.0).status == 200
+            except urllib3.exceptions.HTTPError:
+                return False
+
+        try:
+            assert until(lives, 60)
+            index = json.loads(pool.request("POST", f"{url}/repository/index").data)
+        finally:
+            process.stop()
+    yield {model["name"]: model for model in index}
+
+
+@pytest.mark.server
+def test_every_configuration_is_read(models: dict[str, dict[str, Any]]) -> None:
+    assert set(models) == {"vlm", "image_embedding", "image_decode", "vision_encoder", "llm_decoder_0"}
+    for model in models.values():
+        assert "failed to load" not in model.get("reason", "") or "config" not in model["reason"], model
+    assert models["vlm"]["state"] == "READY"
+
+
+@pytest.mark.server
+def test_the_llm_says_what_is_missing(models: dict[str, dict[str, Any]]) -> None:
+    assert models["llm_decoder_0"]["state"] == "UNAVAILABLE"
+    assert any(part in models["llm_decoder_0"]["reason"] for part in MISSING.split("|")), models["llm_decoder_0"]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", ["image_decode", "vision_encoder"])
+def test_triton_itself_refuses_gpu_instances_where_there_are_none(models: dict[str, Any], name: str) -> None:
+    assert "GPU" in models[name]["reason"]
+
+
+@pytest.mark.parametrize("stage", [DecodeStage, EncodeStage])
+def test_a_stage_says_what_is_missing(output: Path, stage: Any) -> None:
+    made = stage("a_stage", output / "artifacts", gpus=[0])
+    with pytest.raises(ServingError, match=f"a_stage: MissingRuntime: .*({MISSING})"):
+        made.start()
+    made.close()
