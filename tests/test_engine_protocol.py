@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from python_backends.engines.protocol import (
+    HASH,
+    IMAGE_TOKENS,
     NO_VISUALS,
     VISUAL_TOKEN,
     Submission,
     VisualRows,
+    describe_images,
     submission_tensors,
     submissions_from_tensors,
 )
@@ -34,6 +37,24 @@ def submission(number: int, images: list[int], paged: bool) -> Submission:
     elif images:
         visuals = VisualRows(np.full((sum(images), WIDTH), number, np.float16))
     return Submission(number, tokens, visuals, SamplingParams(max_tokens=number))
+
+
+def test_what_is_told_of_images_arrives_with_their_sequence() -> None:
+    keys = [bytes(range(32)), b"\xff" * 32]
+    told = describe_images([4, 2], keys)
+    sampling = SamplingParams(max_tokens=1)
+    shown = VisualRows(np.ones((6, WIDTH), np.float16), images=told)
+    sent = [
+        Submission(1, np.array([5], np.int32), NO_VISUALS, sampling),
+        Submission(2, np.full(6, VISUAL_TOKEN, np.int32), shown, sampling),
+    ]
+    tensors = submission_tensors(sent)
+    texts = [text.decode() for text in tensors.pop("sampling")]
+    first, second = submissions_from_tensors(tensors, texts)
+    assert len(first.visuals.images) == 0
+    np.testing.assert_array_equal(second.visuals.images, told)
+    assert told[:, IMAGE_TOKENS].tolist() == [4, 2]
+    assert [row.astype("<i4").tobytes() for row in told[:, HASH]] == keys
 
 
 SUBMISSIONS = st.lists(st.tuples(st.lists(st.integers(1, 9), max_size=3), st.booleans()), min_size=1, max_size=6).map(

@@ -143,7 +143,7 @@ class Server:
             self._ports,
             self._host,
             self.log,
-            options=self._control.options,
+            options=[*self._control.options, *self._limiting_options()],
         )
         try:
             self._await_models(self._process)
@@ -151,6 +151,12 @@ class Server:
         except BaseException:
             self._process.stop()
             raise
+
+    def _limiting_options(self) -> list[str]:
+        """Triton heeds the rate limiters in configurations only when it is told to."""
+        configurations = self._repository.glob("*/config.pbtxt")
+        limited = any("rate_limiter" in path.read_text() for path in configurations)
+        return ["--rate-limit=execution_count"] if limited else []
 
     def _restart(self) -> None:
         assert self._process is not None

@@ -47,7 +47,7 @@ class VisualRows:
     copied: NDArray[np.float16]  # [tokens, hidden]; none when they are in pages
     pages: NDArray[np.int64] = field(default_factory=lambda: NO_PAGES)  # see embeddings.region
     pool: str = ""  # address of the pool
-    images: NDArray[np.int32] = field(default_factory=lambda: NO_IMAGES)  # of engines that must know; else none
+    images: NDArray[np.int32] = field(default_factory=lambda: NO_IMAGES)  # see above; none: nobody says
 
     def copy_to(self, target: NDArray[np.float32], places: NDArray[np.int64], reader: PoolReader) -> None:
         """Put the rows in their places of `target` [tokens, hidden]; the pages are not needed after it.
@@ -59,6 +59,14 @@ class VisualRows:
             reader.copy(self.pool, self.pages, target, places)
         elif len(places):
             put_rows(self.copied, target, places)
+
+
+def describe_images(tokens: Sequence[int], keys: Sequence[bytes]) -> NDArray[np.int32]:
+    """What is told of images: visual tokens of each, and the 32 bytes that their content is known by."""
+    told = np.zeros((len(keys), NO_IMAGES.shape[1]), np.int32)
+    told[:, IMAGE_TOKENS] = tokens
+    told[:, HASH] = np.frombuffer(b"".join(keys), "<i4").reshape(len(keys), 8)
+    return told
 
 
 _NONE = np.zeros(0, np.float32)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from python_backends import metrics
-from python_backends.engines.protocol import NO_VISUALS, VisualRows
+from python_backends.engines.protocol import NO_VISUALS, VisualRows, describe_images
 from python_backends.errors import ServingError, invalid
 from python_backends.media.limits import ImageLimits
 from python_backends.media.payload import unwrap
@@ -95,11 +95,12 @@ class RequestImages:
         if not visuals:
             return NO_VISUALS
         pool = self._encoder.pool
+        told = describe_images(self.tokens, [picture.key for picture in self._pictures])
         entries = [visual.entry for visual in visuals if visual.entry is not None]
         if len(entries) == len(visuals):
-            return VisualRows(NO_VISUALS.copied, pool.page_list(entries), pool.address)
+            return VisualRows(NO_VISUALS.copied, pool.page_list(entries), pool.address, told)
         parts = [visual.loose if visual.entry is None else pool.read(visual.entry) for visual in visuals]
-        return VisualRows(np.concatenate([part for part in parts if part is not None]))
+        return VisualRows(np.concatenate([part for part in parts if part is not None]), images=told)
 
     def release(self) -> None:
         """Prefill is done, or the request is over."""
