@@ -124,7 +124,7 @@ class Prompts:
             begin = at + int(np.argmax(tokens[at:] == VISUAL_TOKEN))
             ids += [*tokens[at:begin].tolist(), self._model.image_token_id]
             at = begin + count
-        return ids + tokens[at:].tolist()
+        return [*ids, *tokens[at:].tolist()]
 
     def _with_handles(self, submission: Submission, counts: Sequence[int], images: list[Any], ids: list[int]) -> Call:
         described = submission.visuals.images
