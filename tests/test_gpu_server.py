@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import urllib3
 
 from build_engines.compose import compose_repository
 from build_engines.llm_trtllm import write_model_yaml
+from build_engines.warmup import add_warmup
 from client.serving.process import TritonProcess
 from client.serving.runtime import find_runtime
+from client.serving.server import Server
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, parse_deployment
 from python_backends.engines.vision_stage import EncodeStage
@@ -30,9 +33,7 @@ MISSING = "is not installed|no CUDA device is there|does not start|does not load
 
 def gpu_output(folder: Path) -> Path:
     """The demo checkpoint composed for profile gpu; its engines are not there."""
-    deployment: Deployment = parse_deployment(
-        {"checkpoint": "demo", "profile": "gpu", "pools": {"text": {"gpus": [1]}}}, "test"
-    )
+    deployment: Deployment = parse_deployment({"checkpoint": "demo", "profile": "gpu"}, "test")
     artifacts = folder / "artifacts"
     shutil.copytree(composed_demo() / "artifacts", artifacts)
     (artifacts / BUILT_FILE).write_text(deployment.model_dump_json())
@@ -52,7 +53,7 @@ def models(output: Path) -> Iterator[dict[str, dict[str, Any]]]:
     ports = free_ports()
     process = TritonProcess(
         find_runtime(output / "runtime"), output / "model_repository", ports, "127.0.0.1", output / "log",
-        options=("--exit-on-error=false", "--strict-readiness=false"),
+        options=("--exit-on-error=false", "--strict-readiness=false", "--rate-limit=execution_count"),
     )  # fmt: skip
     url = f"http://127.0.0.1:{ports.http}/v2"
     with urllib3.PoolManager(retries=False) as pool:
@@ -77,6 +78,19 @@ def test_every_configuration_is_read(models: dict[str, dict[str, Any]]) -> None:
     for model in models.values():
         assert "failed to load" not in model.get("reason", "") or "config" not in model["reason"], model
     assert models["vlm"]["state"] == "READY"
+
+
+@pytest.mark.server
+def test_warm_up_requests_pass_through_the_real_stages(tmp_path: Path) -> None:
+    """On CPUs: a model whose warm-up fails does not load."""
+    shutil.copytree(composed_demo(), tmp_path / "demo", ignore=shutil.ignore_patterns("*.log", "control-*", "runtime"))
+    checkpoint = load_checkpoint(tmp_path / "demo" / "artifacts")
+    for name in ("image_decode", "vision_encoder"):
+        add_warmup(tmp_path / "demo" / "model_repository" / name, checkpoint)
+    with Server(tmp_path / "demo", free_ports()) as server:
+        counted = urllib3.request("GET", server.endpoints.metrics).data.decode()
+    for name in ("image_decode", "vision_encoder"):
+        assert re.search(rf'nv_inference_exec_count{{model="{name}",version="1"}} [12]', counted), name
 
 
 @pytest.mark.server
