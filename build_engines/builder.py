@@ -71,6 +71,8 @@ def build(deployment: Path, output: Path, progress: Progress | None = None) -> B
 def _check(deployment: Deployment, output: Path) -> Checkpoint:
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and read_record(output) is None)):
         raise BuildError(f"{output} exists and is not a build of tvlm: choose another output, or remove it")
+    if deployment.profile == "gpu":
+        raise BuildError("profile gpu can't be built yet: its TensorRT plans need the export of Hugging Face folders")
     facts = read_facts(deployment.checkpoint)
     context = deployment.limits.context_tokens
     if context > facts.context_tokens:
