@@ -46,6 +46,7 @@ def _example(name: str, checkpoint: Checkpoint) -> tuple[list[int], bytes]:
     examples: dict[str, Any] = {
         "image": lambda: ([1], _bytes_element(_picture(side))),
         "tiles": lambda: ([1, side, side, 3], np.full((side, side, 3), 128, np.uint8).tobytes()),
+        "in_decode": lambda: ([1], np.zeros(1, np.int32).tobytes()),
         "picture_size": lambda: ([2], np.array([side, side], np.int32).tobytes()),
     }
     if name not in examples:

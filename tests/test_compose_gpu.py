@@ -43,13 +43,12 @@ def test_stages_are_placed_on_their_gpus(tmp_path: Path) -> None:
     models = composed(
         tmp_path,
         preprocess={"gpus": [0]},
-        vision={"gpus": [0, 1], "instances": 2, "batch_size": 16, "queue_delay_ms": 10},
+        vision={"gpus": [0, 1], "instances": 2, "batch_size": 16},
         text={"gpus": [2, 3], "tensor_parallel": 2},
     )
     (group,) = models["vision_encoder"].instance_group
     assert (group.kind, list(group.gpus), group.count) == (group.KIND_GPU, [0, 1], 2)
     assert models["vision_encoder"].max_batch_size == 16
-    assert models["vision_encoder"].dynamic_batching.max_queue_delay_microseconds == 10_000
     (group,) = models["image_decode"].instance_group
     assert (group.kind, list(group.gpus)) == (group.KIND_GPU, [0])
     (group,) = models["llm_decoder_0"].instance_group
