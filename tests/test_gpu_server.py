@@ -76,7 +76,7 @@ def models(output: Path) -> Iterator[dict[str, dict[str, Any]]]:
 def test_every_configuration_is_read(models: dict[str, dict[str, Any]]) -> None:
     assert set(models) == {"vlm", "image_embedding", "image_decode", "vision_encoder", "llm_decoder_0"}
     for model in models.values():
-        assert "failed to load" not in model.get("reason", "") or "config" not in model["reason"], model
+        assert "text-format" not in model.get("reason", ""), "Triton's words for a configuration that it can't parse"
     assert models["vlm"]["state"] == "READY"
 
 
