@@ -33,6 +33,7 @@ from python_backends.errors import untagged
 from python_backends.sampling import SamplingParams
 from python_backends.workers.targets import MissingRuntime
 from tests.fakes import torch_cpu, trtllm
+from tests.golden import make_mrope_goldens as mrope_goldens
 
 HIDDEN = 4
 EOS = 90
@@ -211,6 +212,17 @@ def test_mrope_of_an_image_is_its_grid() -> None:
     assert height == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6]
     assert width == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6]
     assert delta.tolist() == [[7 - len(tokens)]]
+
+
+MROPE = json.loads(mrope_goldens.FILE.read_text())
+
+
+@pytest.mark.parametrize("case", MROPE, ids=lambda case: f"{len(case['grids'])} images, {len(case['ids'])} tokens")
+def test_mrope_is_that_of_transformers(case: dict[str, Any]) -> None:
+    tokens = np.array([VISUAL_TOKEN if token == mrope_goldens.IMAGE else token for token in case["ids"]], np.int32)
+    positions, delta = mrope_positions(tokens, np.array(case["grids"], np.int32).reshape(-1, 2))
+    assert positions[:, 0].tolist() == case["positions"]
+    assert delta.tolist() == [[case["delta"]]]
 
 
 def test_a_cancelled_sequence_is_aborted_and_the_others_go_on(engine: LlmEngine) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from python_backends.checkpoint import CHECKPOINT_FILE, load_checkpoint
 from python_backends.errors import ServingError
 from python_backends.media import stage as stage_module
 from python_backends.media.batching import Batcher
@@ -18,16 +17,15 @@ from python_backends.media.decode import decode
 from python_backends.media.limits import ImageLimits
 from python_backends.media.stage import Decoded, DecodeStage
 from python_backends.workers import WorkerSpec
+from tests.golden.make_media_goldens import PICTURES, picture, sample
 from tests.media.driving import artifacts_in
 from tests.media.driving import decode as answers_of
 from tests.media.make_corpus import FOLDER
-from tests.media.scenes import encoded_scenes
-from tests.test_media_fidelity import NEAR, pixel_tensor
+from tests.test_media_fidelity import NEAR, goldens, pixel_tensor
 from tests.waiting import until
 
 LIMITS = ImageLimits(max_bytes=20_000_000, max_pixels=64_000_000)
-CORPUS = sorted(path.name for path in FOLDER.iterdir())
-SIDE = 32
+SIDE = 128
 
 
 def test_whatever_waits_is_the_next_batch() -> None:
@@ -75,7 +73,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecodeStage]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_module, "WorkerSpec", on_cpu)
-        decoding = DecodeStage("image_decode", artifacts_in(tmp_path_factory.mktemp("artifacts"), {"threads": 2}))
+        folder = artifacts_in(tmp_path_factory.mktemp("artifacts"), {"threads": 2})
+        facts = load_checkpoint(folder).model_copy(update={"image_size": SIDE})
+        (folder / CHECKPOINT_FILE).write_text(facts.model_dump_json())
+        decoding = DecodeStage("image_decode", folder)
     decoding.start()
     yield decoding
     decoding.close()
@@ -87,23 +88,12 @@ def tile(answer: Decoded | ServingError) -> np.ndarray:
 
 
 @pytest.mark.dali
-def test_scenes_have_the_pixels_of_a_whole_decode(stage: DecodeStage) -> None:
-    """The golden tolerance of the CPU path, against Pillow without shortcuts."""
-    scenes = dict(encoded_scenes())
-    for name, answer in zip(scenes, answers_of(stage, *[[file] for file in scenes.values()]), strict=True):
-        with Image.open(io.BytesIO(scenes[name])) as image:
-            whole = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
-        difference = np.abs(pixel_tensor(tile(answer)) - pixel_tensor(whole)).mean()
-        assert difference < NEAR, name
-
-
-@pytest.mark.dali
-@pytest.mark.parametrize("name", CORPUS)
-def test_every_kind_of_picture_is_the_cpu_paths(stage: DecodeStage, name: str) -> None:
-    """Orientations, inks, profiles, grey, and all formats besides JPEG."""
-    file = (FOLDER / name).read_bytes()
-    (answer,) = answers_of(stage, [file])
-    assert np.abs(pixel_tensor(tile(answer)) - pixel_tensor(decode(file, SIDE, LIMITS))).mean() < NEAR
+@pytest.mark.parametrize("name", PICTURES)
+def test_pixels_are_those_of_transformers(stage: DecodeStage, name: str) -> None:
+    """Within the golden tolerance of the CPU path: orientations, inks, profiles, grey, and all formats besides JPEG."""
+    (answer,) = answers_of(stage, [picture(name)])
+    difference = pixel_tensor(sample(tile(answer))) - pixel_tensor(goldens()[f"{name}_{SIDE}"])
+    assert np.abs(difference).mean() < NEAR
 
 
 @pytest.mark.dali
