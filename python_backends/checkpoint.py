@@ -10,6 +10,16 @@ from pydantic import BaseModel, ConfigDict
 CHECKPOINT_FILE = "checkpoint.json"
 
 
+class Tiling(BaseModel):
+    """Any-resolution tiles (media/tiling.py): LLaVA-NeXT's, and with `max_tiles` LLaVA-OneVision's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    canvases: tuple[tuple[int, int], ...]  # width and height in pixels, whole tiles
+    max_tiles: int | None = None  # larger canvases' features are shrunk to those of so many tiles
+    alone_only: bool = False  # among other pictures of a request a picture is one squashed tile
+
+
 class Checkpoint(BaseModel):
     """What router and stages must know of the model, independent of any engine."""
 
@@ -18,12 +28,18 @@ class Checkpoint(BaseModel):
     name: str
     image_size: int  # pixels of one side of the square tile the vision tower takes
     tokens_per_tile: int  # visual tokens that one tile becomes
+    # of a picture that is one tile: scaled to the square, or its middle cut out, or put on a square of a colour
+    fit: Literal["squash", "crop", "pad"] = "squash"
+    pad_colour: tuple[int, int, int] = (0, 0, 0)
+    tiling: Tiling | None = None  # None: a picture is one tile
     hidden_size: int  # width of a token embedding, of text and of images
     vocab_size: int
     kv_bytes_per_token: int  # of the KV cache in 16 bits: 2 (K, V) x layers x KV heads x head size x 2
     context_tokens: int  # the longest sequence the LLM was trained for
     image_token: str  # the placeholder in the chat template, such as "<image>"
     eos_token_ids: tuple[int, ...]
+    bos_token: str = ""  # as a chat template writes them
+    eos_token: str = ""
     # how the LLM takes visual tokens in: decoder_only, in their places in the sequence (LLaVA, Qwen-VL, InternVL);
     # cross_attention, beside it (Llama 3.2 Vision)
     fusion: Literal["decoder_only", "cross_attention"] = "decoder_only"

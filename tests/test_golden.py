@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from client.serving.server import Endpoints
 from python_backends.checkpoint import load_checkpoint
 from python_backends.engines.protocol import Finish, StepReport, Submission, VisualRows, submission_tensors
-from python_backends.engines.vision_stage import Encoded, EncodeStage
+from python_backends.engines.vision_stage import Encoded, EncodeStage, Pictures
 from python_backends.errors import ServingError
 from python_backends.media.decode import decode
 from python_backends.media.limits import ImageLimits
@@ -81,7 +81,8 @@ def visual_tokens(demo_artifacts: Path) -> dict[str, NDArray[np.float16]]:
     pictures = {name: (GOLDEN / "pictures" / name).read_bytes() for name in REFERENCE_ROWS.files}
     stage = EncodeStage("vision_encoder", demo_artifacts)
     stage.start()
-    answers = stage.encode([decode(picture, side, limits)[np.newaxis, np.newaxis] for picture in pictures.values()])
+    tiles = [decode(picture, side, limits)[np.newaxis, np.newaxis] for picture in pictures.values()]
+    answers = stage.encode([Pictures(own, np.array([[1, 1]], np.int32)) for own in tiles])
     stage.close()
     return {name: rows_of(answer) for name, answer in zip(pictures, answers, strict=True)}
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from python_backends.checkpoint import CHECKPOINT_FILE, load_checkpoint
+from python_backends.checkpoint import CHECKPOINT_FILE, Tiling, load_checkpoint
 from python_backends.errors import ServingError
 from python_backends.media import stage as stage_module
 from python_backends.media.batching import Batcher
-from python_backends.media.decode import decode
+from python_backends.media.decode import decode, decode_file
+from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
+from python_backends.media.sniff import read_header
 from python_backends.media.stage import Decoded, DecodeStage
 from python_backends.workers import WorkerSpec
 from tests.golden.make_media_goldens import PICTURES, picture, sample
@@ -63,9 +67,24 @@ def test_whatever_waits_is_the_next_batch() -> None:
     assert results == {0: 0, 1: 2, 2: 4, 3: 6, 13: "unlucky"}
 
 
+CANVASES = tuple((SIDE * columns, SIDE * rows) for columns, rows in ((1, 2), (2, 1), (2, 2), (3, 1)))
+FITS: dict[str, dict[str, Any]] = {
+    "squash": {},
+    "crop": {"fit": "crop"},
+    "pad": {"fit": "pad", "pad_colour": (120, 110, 100)},
+    "tiles": {"tiling": Tiling(canvases=CANVASES)},
+}
+
+
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecodeStage]:
-    """As on a GPU, but for the operators' device."""
+    with staged(tmp_path_factory.mktemp("artifacts")) as decoding:
+        yield decoding
+
+
+@contextmanager
+def staged(folder: Path, **checkpoint: Any) -> Iterator[DecodeStage]:
+    """The stage as on a GPU, but for the operators' device; `checkpoint` changes its facts."""
 
     def on_cpu(**fields: Any) -> WorkerSpec:
         config = {**fields["config"], "on_gpu": False}
@@ -73,13 +92,28 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecodeStage]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_module, "WorkerSpec", on_cpu)
-        folder = artifacts_in(tmp_path_factory.mktemp("artifacts"), {"threads": 2})
-        facts = load_checkpoint(folder).model_copy(update={"image_size": SIDE})
+        changed = {"image_size": SIDE, **checkpoint}
+        facts = load_checkpoint(artifacts_in(folder, {"threads": 2})).model_copy(update=changed)
         (folder / CHECKPOINT_FILE).write_text(facts.model_dump_json())
         decoding = DecodeStage("image_decode", folder)
     decoding.start()
     yield decoding
     decoding.close()
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("fit", FITS)
+def test_pictures_are_cut_as_on_cpus(tmp_path: Path, fit: str) -> None:
+    """Of any shape, lying or not: LLaVA's square, CLIP's middle, OneVision's margins, LLaVA-NeXT's tiles."""
+    with staged(tmp_path, **FITS[fit]) as stage:
+        layout = Layout.of(load_checkpoint(tmp_path))
+        for name in ("jpeg_baseline.jpg", "jpeg_exif6.jpg", "jpeg_exif3.jpg", "jpeg_grey.jpg"):
+            file = (FOLDER / name).read_bytes()
+            (answer,) = answers_of(stage, [file])
+            assert isinstance(answer, Decoded), answer
+            wanted = decode_file(file, read_header(file, LIMITS), layout, LIMITS, alone=True)
+            assert answer.tiles[0].shape == wanted.shape
+            assert np.abs(pixel_tensor(answer.tiles[0]) - pixel_tensor(wanted)).mean() < NEAR, name
 
 
 def tile(answer: Decoded | ServingError) -> np.ndarray:

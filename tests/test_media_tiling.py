@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
 from python_backends.errors import ServingError, Status
+from python_backends.media.cutting import cut
+from python_backends.media.layout import Layout
+from python_backends.media.pixels import to_rgb
 from python_backends.media.tiling import AnyResolution, PatchGrid, Size
 from tests.golden.make_tiling_goldens import PICTURES, PIXELS, STEP, VALUES
 from tests.media.scenes import photo
@@ -30,6 +34,12 @@ LLAVA = {
     ),
 }
 SIZES = st.builds(Size, st.integers(1, 65_535), st.integers(1, 65_535))
+
+
+def cut_up(picture: Image.Image, family: str) -> NDArray[np.uint8]:
+    rule = LLAVA[family]
+    layout = Layout(rule.tile, rule.tile_features**2, any_resolution=rule)
+    return cut(lambda size: to_rgb(picture, (size.width, size.height)), Size(*picture.size), layout, alone=True)
 
 
 def size_of(name: str) -> Size:
@@ -67,7 +77,7 @@ def test_patch_grids_are_those_of_transformers() -> None:
 def test_pixels_of_tiles_are_those_of_transformers(family: str, size: tuple[int, int]) -> None:
     with np.load(PIXELS) as goldens:
         golden = goldens[f"{family}_{size[0]}x{size[1]}"].astype(int)
-    tiles = LLAVA[family].cut(photo(*size))
+    tiles = cut_up(photo(*size), family)
     assert tiles.shape[0] == LLAVA[family].tiles(Size(*size)) == len(golden)
     assert np.abs(tiles[:, ::STEP, ::STEP] - golden).mean() < 1  # of 255 levels: 2/255 of a tensor from -1 to 1
 
@@ -97,6 +107,6 @@ def test_any_shape_that_is_not_too_thin_has_patches_within_the_bounds(size: Size
 
 
 def test_a_line_of_pixels_is_cut_like_anything_else() -> None:
-    tiles = LLAVA["llava_next"].cut(Image.new("RGB", (4000, 1), (10, 200, 30)))
+    tiles = cut_up(Image.new("RGB", (4000, 1), (10, 200, 30)), "llava_next")
     assert tiles.shape == (1 + LLAVA["llava_next"].grid(Size(4000, 1)).area, 336, 336, 3)
     assert tiles[0, 0, 0].tolist() == [10, 200, 30]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from python_backends.embeddings.pool import PAGE_TOKENS, EmbeddingPool
 from python_backends.embeddings.region import PoolReader
 from python_backends.errors import ServingError, unavailable
+from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import Metric, Metrics
 from python_backends.router.encoder import Encoder, Picture
@@ -53,7 +54,7 @@ async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[in
     stages.on_embed = die
     pool = EmbeddingPool(pages * PAGE_TOKENS * HIDDEN * 2, HIDDEN, b"model")
     encoder = Encoder(stages, 2, pool, metrics)
-    fan_out = FanOut(encoder, ImageLimits(1 << 20, 1 << 20), TOKENS, 0, metrics)
+    fan_out = FanOut(encoder, ImageLimits(1 << 20, 1 << 20), Layout(8, TOKENS), 0, metrics)
 
     async def one(numbers: list[int], end: str) -> None:
         images = fan_out.look_up([gif(number) for number in numbers])

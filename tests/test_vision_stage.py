@@ -12,7 +12,7 @@ import pytest
 from openvino import opset13 as ops
 
 from python_backends.engines.vision_openvino import find_model, precision
-from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage
+from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage, Pictures
 from python_backends.errors import ServingError
 from python_backends.scheduling.window import BatchWindow
 from tests.test_media_stage import artifacts_in
@@ -57,9 +57,10 @@ def patient_stage(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield from started(artifacts)
 
 
-def tiles(*brightness: int, images: int = 1) -> np.ndarray:
+def tiles(*brightness: int, images: int = 1) -> Pictures:
     array = np.array(brightness, np.uint8).reshape(images, -1, 1, 1, 1)
-    return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], SIDE, SIDE, 3)))
+    pixels = np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], SIDE, SIDE, 3)))
+    return Pictures(pixels, np.ones((images, 2), np.int32))
 
 
 def means(answer: Encoded | ServingError) -> list[list[float]]:
@@ -126,7 +127,7 @@ def test_picture_that_nobody_joins_is_encoded_when_the_window_is_over(stage: Enc
 
 
 def test_tiles_of_a_wrong_shape_fail_alone(stage: EncodeStage) -> None:
-    wrong = np.zeros((1, 1, 16, 16, 3), np.uint8)
+    wrong = Pictures(np.zeros((1, 1, 16, 16, 3), np.uint8), np.ones((1, 2), np.int32))
     answers = stage.encode([tiles(10), wrong, tiles(20)])
     assert means(answers[0]) == [[10]]
     assert means(answers[2]) == [[20]]

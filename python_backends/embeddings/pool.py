@@ -39,12 +39,12 @@ class EmbeddingPool:
         """Visual tokens of the largest image that fits."""
         return self._table.total * PAGE_TOKENS
 
-    def key(self, data: bytes) -> bytes:
-        """Key of an encoded image file, 32 bytes.
+    def key(self, data: bytes, variant: bytes = b"") -> bytes:
+        """Key of an encoded image file, 32 bytes; `variant` (up to 16) tells apart what one file can become.
 
         Over the file, not over its pixels: pixel bytes alone are equal for pictures of different shape.
         """
-        return hashlib.blake2b(data, digest_size=32, key=self._salt).digest()
+        return hashlib.blake2b(data, digest_size=32, key=self._salt, person=variant).digest()
 
     def find(self, key: bytes) -> Entry | None:
         """The filled entry of an image, with one more holder; release it."""

@@ -1,5 +1,6 @@
 """The vision encode stage as its Triton stub sees it: tiles of several requests in, their visual tokens out.
 
+The worker makes features of tiles, whatever runtime it has; here the features of each picture become its tokens.
 Batches form in Triton's queue while one is encoded, and here while none is: Triton's own delay (max_queue_delay) is the
 same for the lone picture as for the first of many, so it is 0, and a batch that should wait waits here (`BatchWindow`).
 """
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
 from python_backends.errors import ServingError, Status, invalid
+from python_backends.media.layout import Layout
+from python_backends.media.packing import load_row_end, pack
+from python_backends.media.tiling import Size
 from python_backends.scheduling.window import BatchWindow
 from python_backends.workers import SupervisedWorker, WorkerSpec
 from python_backends.workers.targets import ENCODE, gpu_environment
@@ -26,6 +30,14 @@ from python_backends.workers.targets import ENCODE, gpu_environment
 log = logging.getLogger(__name__)
 
 _CALL_TILES = 64  # tiles in one call of the worker, which cuts them into batches
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A request: tiles uint8 [images, tiles, H, W, 3]; upright width and height of each image, int32 [images, 2]."""
+
+    tiles: NDArray[np.uint8]
+    sizes: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ class Encoded:
 class Arrival:
     """A request that wants to be encoded."""
 
-    tiles: NDArray[np.uint8]  # [images, tiles, H, W, 3]
+    pictures: Pictures
     coming: int  # pictures that were in decode when it left there
     answer: Callable[[Encoded | ServingError], None]  # called once, from any thread
 
@@ -53,6 +65,8 @@ class EncodeStage:
     ) -> None:
         """`on_death` gets the reason whenever the worker is replaced; `gpus` are those that it may use."""
         self._checkpoint = load_checkpoint(artifacts)
+        self._layout = Layout.of(self._checkpoint)
+        self._row_end = load_row_end(artifacts / "vision") if self._layout.ends_rows else None
         pool = load_built_deployment(artifacts).pools.vision
         side, hidden = self._checkpoint.image_size, self._checkpoint.hidden_size
         tile_bytes = side * side * 3 + self._checkpoint.tokens_per_tile * hidden * 2
@@ -100,7 +114,7 @@ class EncodeStage:
             if not self._waiting:
                 self._since_s = time.monotonic()
             self._waiting += arrivals
-            pictures = sum(len(arrival.tiles) for arrival in self._waiting)
+            pictures = sum(len(arrival.pictures.tiles) for arrival in self._waiting)
             coming = max(arrivals[-1].coming, int(busy))  # after a batch: more have gathered, as a rule
             left_s = self._since_s + self._window.wait_s(pictures, coming) - time.monotonic()
             if left_s <= 0:
@@ -127,7 +141,7 @@ class EncodeStage:
         if not batch:
             return
         try:
-            answers = self.encode([arrival.tiles for arrival in batch])
+            answers = self.encode([arrival.pictures for arrival in batch])
         except Exception as error:  # a request that is never answered is the worst of all errors
             log.exception("vision_encoder")
             answers = [ServingError(Status.INTERNAL, f"not encoded ({type(error).__name__}: {error})")] * len(batch)
@@ -137,34 +151,51 @@ class EncodeStage:
             except Exception:  # its client is gone: the others still get theirs
                 log.exception("vision_encoder: not answered")
 
-    def encode(self, requests: Sequence[NDArray[np.uint8]]) -> list[Encoded | ServingError]:
-        """Encode the `tiles` tensors of several requests ([images, tiles, H, W, 3]) as one batch, by position."""
-        refusals = [self._check(tiles) for tiles in requests]
-        good = [tiles for tiles, refusal in zip(requests, refusals, strict=True) if refusal is None]
+    def encode(self, requests: Sequence[Pictures]) -> list[Encoded | ServingError]:
+        """Encode the pictures of several requests as one batch, by position."""
+        refusals = [self._check(pictures) for pictures in requests]
+        good = [pictures.tiles for pictures, refusal in zip(requests, refusals, strict=True) if refusal is None]
         if not good:
             return [refusal for refusal in refusals if refusal is not None]
         try:
-            tokens, milliseconds = self._encode(np.concatenate([tiles.reshape(-1, *tiles.shape[2:]) for tiles in good]))
+            rows, milliseconds = self._encode(np.concatenate([tiles.reshape(-1, *tiles.shape[2:]) for tiles in good]))
         except ServingError as error:
             return [refusal or error for refusal in refusals]
+        features = rows.reshape(-1, self._checkpoint.tokens_per_tile, rows.shape[-1])
         answers: list[Encoded | ServingError] = []
         at = 0
-        for tiles, refusal in zip(requests, refusals, strict=True):
+        for pictures, refusal in zip(requests, refusals, strict=True):
             if refusal is not None:
                 answers.append(refusal)
                 continue
-            images, each = tiles.shape[:2]
-            rows = images * each * self._checkpoint.tokens_per_tile
-            part = tokens[at : at + rows].reshape(images, -1, tokens.shape[-1])
-            answers.append(Encoded(part, np.full((images, 1), milliseconds, np.float32)))
-            at += rows
+            images, each = pictures.tiles.shape[:2]
+            own = features[at : at + images * each].reshape(images, each, *features.shape[1:])
+            answers.append(self._pack(own, pictures.sizes, milliseconds))
+            at += images * each
         return answers
 
-    def _check(self, tiles: NDArray[np.uint8]) -> ServingError | None:
-        side = self._checkpoint.image_size
+    def _pack(
+        self, features: NDArray[np.float16], sizes: NDArray[np.int32], encode_ms: float
+    ) -> Encoded | ServingError:
+        tokens = [
+            pack(tiles, Size(*size), self._layout, self._row_end)
+            for tiles, size in zip(features, sizes.tolist(), strict=True)
+        ]
+        if len({len(own) for own in tokens}) > 1:
+            return invalid("tiles", "pictures of different numbers of visual tokens: send each as a request of its own")
+        return Encoded(np.stack(tokens), np.full((len(tokens), 1), encode_ms, np.float32))
+
+    def _check(self, pictures: Pictures) -> ServingError | None:
+        tiles, side = pictures.tiles, self._checkpoint.image_size
         if tiles.ndim != 5 or tiles.shape[2:] != (side, side, 3) or 0 in tiles.shape:
             shape = ", ".join(map(str, tiles.shape[1:]))
             return invalid("tiles", f"shape [{shape}] must be [tiles, {side}, {side}, 3]")
+        if pictures.sizes.shape != (len(tiles), 2) or (pictures.sizes < 1).any():
+            return invalid("picture_size", "must be the width and height of the picture, 1 or more")
+        for size in pictures.sizes.tolist():
+            expected = self._layout.tiles(Size(*size))
+            if self._layout.ends_rows and tiles.shape[1] not in (1, expected):
+                return invalid("tiles", f"{tiles.shape[1]} of a picture of {size[0]} x {size[1]}; it has {expected}")
         return None
 
     def _encode(self, tiles: NDArray[np.uint8]) -> tuple[NDArray[np.float16], float]:

@@ -18,7 +18,8 @@ from PIL import Image
 
 from python_backends.media.batching import Batcher
 from python_backends.media.colour import to_srgb
-from python_backends.media.dali_pipeline import DaliPipeline, DaliRefusal, DaliSettings
+from python_backends.media.cutting import cut, scales
+from python_backends.media.dali_pipeline import MOST_SIZES, DaliPipeline, DaliRefusal, DaliSettings
 from python_backends.media.sniff import ImageHeader
 from python_backends.media.tiling import Size
 from python_backends.media.worker import Arrays, DecodeWorker
@@ -50,28 +51,31 @@ class DaliWorker(DecodeWorker):
         """As DecodeWorker."""
         started = time.perf_counter()
         if op == "decode" and meta["format"] == "JPEG":
-            tiles = self._decode(arrays[0].tobytes(), ImageHeader(**meta))
+            fields = {name: value for name, value in meta.items() if name != "alone"}
+            tiles = self._decode(arrays[0].tobytes(), ImageHeader(**fields), bool(meta["alone"]))
             if tiles is not None:
                 return [tiles], {"error": None, "decode_ms": (time.perf_counter() - started) * 1000}
         return super().handle(op, arrays, meta)
 
-    def _decode(self, file: bytes, header: ImageHeader) -> NDArray[np.uint8] | None:
-        """Tiles uint8 [tiles, side, side, 3]; None: better asked of Pillow."""
+    def _decode(self, file: bytes, header: ImageHeader, alone: bool) -> NDArray[np.uint8] | None:
+        """Tiles uint8 [tiles, side, side, 3]; None: better asked of Pillow, which says what is wrong."""
+        size = Size(*header.upright_size)
         try:
             with Image.open(io.BytesIO(file), formats=["JPEG"]) as image:  # reads the header only
                 profile = image.info.get("icc_profile")
                 suitable = image.mode == "RGB" or (image.mode == "L" and not profile)
-                same = sorted(image.size) == sorted((header.width, header.height))
-        except Exception:  # Pillow will say what is wrong
+                same = image.size == (header.width, header.height)
+            sizes = list(dict.fromkeys(scales(size, self._layout, alone)))
+        except Exception:  # Pillow has no base class for what it raises
             return None
-        if not suitable or not same:
+        if not suitable or not same or len(sizes) > MOST_SIZES:
             return None
-        side = Size(self._tile_size, self._tile_size)
         try:
-            (pixels,) = self._batcher.call(_Picture(file, [side]))
+            pixels = self._batcher.call(_Picture(file, sizes))
         except DaliRefusal:
             return None
-        return np.asarray(to_srgb(Image.fromarray(pixels), profile), np.uint8)[np.newaxis]
+        scaled = [to_srgb(Image.fromarray(each), profile).convert("RGB") for each in pixels]
+        return cut(dict(zip(sizes, scaled, strict=True)).__getitem__, size, self._layout, alone)
 
     def _run(self, pictures: list[_Picture]) -> list[list[NDArray[np.uint8]]]:
         return self._pipeline.run([p.file for p in pictures], [p.sizes for p in pictures])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
 from python_backends.errors import ServingError, Status
 from python_backends.media.lanes import Budget, Company, Tally
+from python_backends.media.layout import Layout
 from python_backends.media.limits import SMALL_PIXELS, ImageLimits, refuse
 from python_backends.media.payload import unwrap
 from python_backends.media.sniff import ImageHeader, read_header
@@ -35,18 +37,23 @@ _MIN_SLOT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """A request's pictures: tiles uint8 [images, tiles, H, W, 3], and the milliseconds each image took, float32.
+class _Picture:
+    tiles: NDArray[np.uint8]  # [images, tiles, H, W, 3]
+    picture_size: NDArray[np.int32]  # [images, 2]: width and height, upright
+    decode_ms: NDArray[np.float32]  # [images, 1]
+
+
+@dataclass(frozen=True)
+class Decoded(_Picture):
+    """A request's pictures, as the model's outputs are named.
 
     `in_decode`, int32 [images, 1]: how many pictures of other requests the stage had not answered then.
     """
 
-    tiles: NDArray[np.uint8]
-    decode_ms: NDArray[np.float32]
     in_decode: NDArray[np.int32]
 
 
-_Item = tuple[NDArray[np.uint8], float] | ServingError  # tiles of one image and its time, or why there are none
+_Item = _Picture | ServingError  # one image, or why there is none
 Answer = Callable[[Decoded | ServingError], None]
 
 
@@ -59,7 +66,8 @@ class DecodeStage:
         """`on_death` gets the reason whenever the worker is replaced; `gpus` are those that it may use."""
         deployment = load_built_deployment(artifacts)
         pool = deployment.pools.preprocess
-        tile_size = load_checkpoint(artifacts).image_size
+        checkpoint = load_checkpoint(artifacts)
+        tiles_bytes = Layout.of(checkpoint).most_tiles * checkpoint.image_size**2 * 3
         threads = pool.threads or len(os.sched_getaffinity(0))
         self._limits = ImageLimits.of(deployment.limits)
         self._timeout_s = pool.timeout_ms / 1000
@@ -73,7 +81,7 @@ class DecodeStage:
                 name=name,
                 target=DECODE[pool.device],
                 config={
-                    "tile_size": tile_size,
+                    "checkpoint": checkpoint.model_dump(mode="json"),
                     "max_bytes": self._limits.max_bytes,
                     "max_pixels": self._limits.max_pixels,
                     "threads": threads,
@@ -81,7 +89,7 @@ class DecodeStage:
                     "hw_decoder_load": pool.hw_decoder_load,
                 },
                 slots=2 * threads,
-                slot_bytes=max(_MIN_SLOT_BYTES, self._limits.max_bytes + tile_size * tile_size * 3 + 4096),
+                slot_bytes=max(_MIN_SLOT_BYTES, self._limits.max_bytes + tiles_bytes + 4096),
                 call_timeout_s=self._timeout_s,
                 environment=gpu_environment(gpus),
             ),
@@ -98,9 +106,10 @@ class DecodeStage:
             lane.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
 
-    def submit(self, request: NDArray[np.object_], answer: Answer) -> None:
+    def submit(self, request: NDArray[np.object_], answer: Answer, alone: bool = True) -> None:
         """Decode the `image` tensor of one request ([images, 1], payloads as clients sent them).
 
+        `alone` says whether the picture is the only one of the client's request (see media/layout.py).
         `answer` is called once, from any thread, as soon as its last image is done. Blocks while too many bytes wait:
         they lie in Triton's shared memory until they are answered.
         """
@@ -118,9 +127,9 @@ class DecodeStage:
 
         gather = _Gather(len(images), finish)
         for index, image in enumerate(images):
-            self._start(image, lambda item, index=index: gather.put(index, item))  # type: ignore[misc]
+            self._start(image, alone, lambda item, index=index: gather.put(index, item))  # type: ignore[misc]
 
-    def _start(self, image: object, done: Callable[[_Item], None]) -> None:
+    def _start(self, image: object, alone: bool, done: Callable[[_Item], None]) -> None:
         try:
             if not isinstance(image, bytes):
                 raise refuse(f"must be bytes, not {type(image).__name__}")
@@ -131,18 +140,18 @@ class DecodeStage:
             return
         small = header.width * header.height <= SMALL_PIXELS and len(data) <= _SMALL_BYTES
         lane, run = (self._small, self._decode) if small else (self._large, self._decode_large)
-        lane.submit(lambda: done(_whatever_happens(lambda: run(data, header))))
+        lane.submit(lambda: done(_whatever_happens(lambda: run(data, header, alone))))
 
-    def _decode_large(self, data: bytes, header: ImageHeader) -> _Item:
+    def _decode_large(self, data: bytes, header: ImageHeader, alone: bool) -> _Item:
         with self._large_pixels.hold(header.width * header.height):
-            return self._decode(data, header)
+            return self._decode(data, header, alone)
 
-    def _decode(self, data: bytes, header: ImageHeader) -> _Item:
+    def _decode(self, data: bytes, header: ImageHeader, alone: bool) -> _Item:
         """One picture; when the worker died or hung, once more, alone, so that only the culprit fails."""
         with self._company.beside() as visit:
             started = time.monotonic()
             try:
-                return self._call(data, header)
+                return self._call(data, header, alone)
             except ServingError as error:
                 if error.status is not Status.UNAVAILABLE or not visit.shared:
                     raise
@@ -150,12 +159,15 @@ class DecodeStage:
         with self._company.alone():
             if time.monotonic() - started > 2 * self._timeout_s:  # behind others that hang
                 raise first
-            return self._call(data, header)
+            return self._call(data, header, alone)
 
-    def _call(self, data: bytes, header: ImageHeader) -> _Item:
-        reply = self._worker.call("decode", [np.frombuffer(data, np.uint8)], vars(header))
+    def _call(self, data: bytes, header: ImageHeader, alone: bool) -> _Item:
+        reply = self._worker.call("decode", [np.frombuffer(data, np.uint8)], {**vars(header), "alone": alone})
         error = reply.meta["error"]
-        return refuse(error.removeprefix("image: ")) if error else (reply.arrays[0], reply.meta["decode_ms"])
+        if error:
+            return refuse(error.removeprefix("image: "))
+        size, decode_ms = header.upright_size, reply.meta["decode_ms"]
+        return _Picture(reply.arrays[0][np.newaxis], np.array([size], np.int32), np.array([[decode_ms]], np.float32))
 
 
 class _Gather:
@@ -189,14 +201,19 @@ def _whatever_happens(run: Callable[[], _Item]) -> _Item:
 
 
 def _together(items: Sequence[_Item], others: int) -> Decoded | ServingError:
-    tiles, times = [], []
+    good = []
     for item in items:
         if isinstance(item, ServingError):
             return item
-        tiles.append(item[0])
-        times.append(item[1])
-    if not tiles:
+        good.append(item)
+    if not good:
         return refuse("it holds no element")
-    return Decoded(
-        np.stack(tiles), np.array(times, np.float32)[:, np.newaxis], np.full((len(tiles), 1), others, np.int32)
-    )
+    if len({item.tiles.shape for item in good}) > 1:
+        counts = ", ".join(str(item.tiles.shape[1]) for item in good)
+        return refuse(f"pictures of {counts} tiles don't fit into one tensor: send each as a request of its own")
+
+    def joined(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(item, name) for item in good])
+
+    others_each = np.full((len(good), 1), others, np.int32)
+    return Decoded(joined("tiles"), joined("picture_size"), joined("decode_ms"), others_each)

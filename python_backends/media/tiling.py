@@ -1,8 +1,7 @@
 """How checkpoints cut a picture into tiles or patches: functions of its upright size.
 
-So the number of visual tokens is known before anything is decoded. The serving stages know one squashed tile a picture;
-`build_engines` refuses checkpoints of these families until it can export their towers.
-Golden values: tests/golden/make_tiling_goldens.py.
+So the number of visual tokens is known before anything is decoded. Arithmetic only: `cutting` makes the pixels,
+`packing` puts the features of tiles together. Golden values: tests/golden/make_tiling_goldens.py.
 """
 
 from __future__ import annotations
@@ -11,12 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
 from python_backends.media.limits import refuse
-from python_backends.media.pixels import to_rgb
 
 _MAX_ASPECT = 200  # of Qwen2-VL
 
@@ -32,6 +26,15 @@ class Size:
     def area(self) -> int:
         """Width times height."""
         return self.width * self.height
+
+
+def check_aspect(size: Size) -> None:
+    """Refuse what is so thin that keeping its shape would make it enormous (ServingError, INVALID_ARG)."""
+    aspect = max(size.width, size.height) / min(size.width, size.height)
+    if aspect > _MAX_ASPECT:
+        raise refuse(
+            f"{size.width} x {size.height} pixels are of aspect ratio {aspect:.0f}, over the limit of {_MAX_ASPECT}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,27 +80,25 @@ class AnyResolution:
         """All tiles, with the overview."""
         return 1 + self.grid(size).area
 
-    def tokens(self, size: Size) -> int:
-        """Visual tokens: the overview's, those of the canvas without its black margins, and one at each row's end."""
+    def kept(self, size: Size) -> Size:
+        """Features of the canvas without its black margins, whose number is even on the two sides."""
         grid = self.grid(size)
         canvas = Size(grid.width * self.tile_features, grid.height * self.tile_features)
-        kept = _without_margins(size, canvas)
+        return _without_margins(size, canvas)
+
+    def shrunk(self, size: Size) -> Size:
+        """What `kept` features are scaled to: themselves, unless they are over `max_tiles` by a tenth of a side."""
+        kept = self.kept(size)
         if self.max_tiles is not None:
             shrink = math.sqrt(kept.area / (self.max_tiles * self.tile_features**2))
             if shrink > 1.1:
-                kept = Size(int(kept.width // shrink), int(kept.height // shrink))
-        return self.tile_features**2 + kept.area + kept.height
+                return Size(int(kept.width // shrink), int(kept.height // shrink))
+        return kept
 
-    def cut(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Tiles of an upright picture, uint8 [tiles, side, side, 3]: the overview, then the canvas row by row."""
-        size = Size(*image.size)
-        content, canvas, grid = self.content(size), self.canvas(size), self.grid(size)
-        pixels = np.zeros((canvas.height, canvas.width, 3), np.uint8)
-        top, left = (canvas.height - content.height) // 2, (canvas.width - content.width) // 2
-        pixels[top : top + content.height, left : left + content.width] = to_rgb(image, (content.width, content.height))
-        rows = pixels.reshape(grid.height, self.tile, grid.width, self.tile, 3)
-        overview = np.asarray(to_rgb(image, (self.tile, self.tile)))
-        return np.concatenate((overview[np.newaxis], rows.swapaxes(1, 2).reshape(-1, self.tile, self.tile, 3)))
+    def tokens(self, size: Size) -> int:
+        """Visual tokens: the overview's, those of the canvas without its black margins, and one at each row's end."""
+        features = self.shrunk(size)
+        return self.tile_features**2 + features.area + features.height
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,7 @@ class PatchGrid:
         Raises:
             ServingError: INVALID_ARG, one side is over 200 times the other.
         """
-        aspect = max(size.width, size.height) / min(size.width, size.height)
-        if aspect > _MAX_ASPECT:
-            raise refuse(
-                f"{size.width} x {size.height} pixels are of aspect ratio {aspect:.0f}, over the limit of {_MAX_ASPECT}"
-            )
+        check_aspect(size)
         unit = self.patch * self.merge
         near = Size(round(size.width / unit) * unit, round(size.height / unit) * unit)
         if near.area > self.max_pixels:

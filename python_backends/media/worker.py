@@ -11,12 +11,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from python_backends.checkpoint import Checkpoint
 from python_backends.errors import ServingError
 from python_backends.media.decode import decode_file
+from python_backends.media.layout import Layout
 from python_backends.media.limits import SMALL_PIXELS, ImageLimits
 from python_backends.media.sniff import ImageHeader
 
@@ -29,14 +30,14 @@ _SPARE_BYTES = 1 << 30  # payloads, thread stacks and allocator arenas
 class DecodeWorker:
     """Decodes pictures side by side, each a call of its own: Pillow's codecs and its resize release the GIL.
 
-    config: tile_size (pixels of a side), max_bytes, max_pixels, threads (small pictures at a time).
+    config: checkpoint (its facts), max_bytes, max_pixels, threads (small pictures at a time).
     """
 
     side_by_side = True
     bounds_memory = True
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._tile_size = int(config["tile_size"])
+        self._layout = Layout.of(Checkpoint.model_validate(config["checkpoint"]))
         self._limits = ImageLimits(int(config["max_bytes"]), int(config["max_pixels"]))
         Image.init()  # all plugins now, not with the first picture
         Image.MAX_IMAGE_PIXELS = self._limits.max_pixels  # Pillow's own guard, for what hides behind a small header
@@ -47,18 +48,19 @@ class DecodeWorker:
         _silence_native_code()
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`decode`: one file, uint8, whose header was checked; meta are the fields of its ImageHeader.
+        """`decode`: one file, uint8, whose header was checked; meta are the fields of its ImageHeader, and `alone`.
 
-        Gives uint8 [1, size, size, 3], or nothing and a sentence in meta["error"]; meta["decode_ms"] is the time.
+        Gives uint8 [tiles, side, side, 3], or nothing and a sentence in meta["error"]; meta["decode_ms"] is the time.
         """
         if op != "decode":
             raise ValueError(f"unknown operation '{op}'")
         started = time.perf_counter()
         (file,) = arrays
+        alone = meta.pop("alone")
         tiles: Arrays = []
         error = None
         try:
-            tiles = [decode_file(file.tobytes(), ImageHeader(**meta), self._tile_size, self._limits)[np.newaxis]]
+            tiles = [decode_file(file.tobytes(), ImageHeader(**meta), self._layout, self._limits, alone=alone)]
         except ServingError as refusal:
             error = refusal.message
         return tiles, {"error": error, "decode_ms": (time.perf_counter() - started) * 1000}

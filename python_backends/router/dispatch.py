@@ -10,6 +10,7 @@ from dataclasses import replace
 from python_backends import metrics
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import Deployment
+from python_backends.media.layout import Layout
 from python_backends.metrics import Metrics
 from python_backends.scheduling.admission import UNLIMITED, AdmissionSettings, Memory
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Reject
@@ -189,7 +190,7 @@ def scheduler_settings(deployment: Deployment, checkpoint: Checkpoint) -> Schedu
         running_limit=pools.text.max_running,
         aging_s=values.aging_ms / 1e3,
         tbt_slo_s=values.tbt_slo_ms / 1e3,
-        largest_item_tokens=checkpoint.tokens_per_tile,
+        largest_item_tokens=Layout.of(checkpoint).most_tokens,
         budgets=values.budgets,
     )
 

@@ -30,6 +30,7 @@ class Picture:
     data: bytes
     key: bytes  # of the pool
     tokens: int  # visual tokens that it will become
+    alone: bool = True  # in its request
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Encoder:
 
     def _start(self, picture: Picture) -> _Flight:
         flight = _Flight(self.pool.allocate(picture.key, picture.tokens))
-        flight.task = asyncio.create_task(self._encode(picture.data, flight))
+        flight.task = asyncio.create_task(self._encode(picture, flight))
         self._flights[picture.key] = flight
         flight.task.add_done_callback(lambda done: self._land(picture.key, flight))
         return flight
@@ -138,10 +139,10 @@ class Encoder:
         self._metrics.record(metrics.EVICTIONS, self.pool.evicted - self._evicted)
         self._evicted = self.pool.evicted
 
-    async def _encode(self, data: bytes, flight: _Flight) -> Embedding:
+    async def _encode(self, picture: Picture, flight: _Flight) -> Embedding:
         def embed() -> Embedding:
             flight.begun = True
-            return self._stages.embed(data)
+            return self._stages.embed(picture.data, picture.alone)
 
         embedding = await with_retry(lambda: self._calls.run(embed), self._on_retry)
         if flight.entry is None:

@@ -10,9 +10,11 @@ import numpy as np
 from python_backends import metrics
 from python_backends.engines.protocol import NO_VISUALS, VisualRows, describe_images
 from python_backends.errors import ServingError, invalid
+from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
 from python_backends.media.payload import unwrap
 from python_backends.media.sniff import read_header
+from python_backends.media.tiling import Size
 from python_backends.metrics import Metrics
 from python_backends.router.dispatch import Ticket
 from python_backends.router.encoder import Encoder, Picture, Visual
@@ -21,12 +23,10 @@ from python_backends.router.encoder import Encoder, Picture, Visual
 class FanOut:
     """Makes the images of requests."""
 
-    def __init__(
-        self, encoder: Encoder, limits: ImageLimits, tokens_per_image: int, pool_mb: int, metrics: Metrics
-    ) -> None:
+    def __init__(self, encoder: Encoder, limits: ImageLimits, layout: Layout, pool_mb: int, metrics: Metrics) -> None:
         self._encoder = encoder
         self._limits = limits
-        self._tokens = tokens_per_image
+        self._layout = layout
         self._pool_mb = pool_mb
         self._metrics = metrics
 
@@ -39,24 +39,26 @@ class FanOut:
         pictures = []
         for index, image in enumerate(images):
             try:
-                data = unwrap(image, self._limits)
-                read_header(data, self._limits)
-                self._check_pool()
+                pictures.append(self._look_at(image, alone=len(images) == 1))
             except ServingError as error:
                 raise _at(index, error) from None
-            pictures.append(Picture(data, self._encoder.pool.key(data), self._tokens))
         known = [self._encoder.known(picture) for picture in pictures]
         if pictures:
             self._metrics.record(metrics.CACHE_QUERIES, len(pictures))
             self._metrics.record(metrics.CACHE_HITS, sum(visual is not None for visual in known))
         return RequestImages(self._encoder, pictures, known)
 
-    def _check_pool(self) -> None:
-        most = self._encoder.pool.most_tokens
-        if self._pool_mb and self._tokens > most:
+    def _look_at(self, image: bytes, alone: bool) -> Picture:
+        pool = self._encoder.pool
+        data = unwrap(image, self._limits)
+        header = read_header(data, self._limits)
+        tokens = self._layout.tokens(Size(*header.upright_size), alone)
+        if self._pool_mb and tokens > pool.most_tokens:
             raise invalid(
-                "image", f"{self._tokens} visual tokens are over the {most} of cache.encoder_mb = {self._pool_mb}"
+                "image", f"{tokens} visual tokens are over the {pool.most_tokens} of cache.encoder_mb = {self._pool_mb}"
             )
+        variant = b"company" if self._layout.alone_only and not alone else b""
+        return Picture(data, pool.key(data, variant), tokens, alone)
 
 
 class RequestImages:

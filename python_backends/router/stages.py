@@ -25,8 +25,8 @@ class Embedding:
 class Stages(Protocol):
     """Blocking calls, made from threads. Every one raises ServingError."""
 
-    def embed(self, image: bytes) -> Embedding:
-        """Decode and encode one image."""
+    def embed(self, image: bytes, alone: bool) -> Embedding:
+        """Decode and encode one image, which is the only one of its request or is not."""
 
     def attach(self, replica: int) -> Iterator[StepReport]:
         """Open the channel of a replica and follow its steps; ends when the replica ends it."""

@@ -23,10 +23,11 @@ _REPORT_OUTPUTS = list(vars(NO_NEWS))
 class TritonStages:
     """Implements `stages.Stages`."""
 
-    def embed(self, image: bytes) -> Embedding:
+    def embed(self, image: bytes, alone: bool) -> Embedding:
         """One call of the ensemble image_embedding."""
         inputs = {"image": np.array([[image]], np.object_)}
-        outputs = triton_io.output_arrays(_request("image_embedding", inputs, _EMBEDDING_OUTPUTS).exec())
+        request = _request("image_embedding", inputs, _EMBEDDING_OUTPUTS, {"alone": alone})
+        outputs = triton_io.output_arrays(request.exec())
         return Embedding(
             visual_tokens=outputs["visual_tokens"][0],
             decode_ms=float(outputs["decode_ms"].item()),
@@ -66,5 +67,12 @@ def _decoder_request(replica: int, op: str, arrays: Mapping[str, NDArray[Any]], 
     return _request(f"llm_decoder_{replica}", {"op": np.array([op.encode()], np.object_), **arrays}, outputs)
 
 
-def _request(model: str, arrays: Mapping[str, NDArray[Any]], outputs: list[str]) -> Any:
-    return pb_utils.InferenceRequest(model_name=model, inputs=triton_io.tensors(arrays), requested_output_names=outputs)
+def _request(
+    model: str, arrays: Mapping[str, NDArray[Any]], outputs: list[str], parameters: Mapping[str, bool] | None = None
+) -> Any:
+    return pb_utils.InferenceRequest(
+        model_name=model,
+        inputs=triton_io.tensors(arrays),
+        requested_output_names=outputs,
+        parameters=dict(parameters or {}),  # an ensemble hands them on to its steps
+    )

@@ -44,7 +44,7 @@ class FakeStages:
         self.hush = threading.Event()  # set: no heartbeat comes
         self._reports = [queue.Queue[StepReport | ServingError | None]() for _ in range(MOST_REPLICAS)]
 
-    def embed(self, image: bytes) -> Embedding:
+    def embed(self, image: bytes, alone: bool) -> Embedding:
         number = int.from_bytes(image[6:8], "little")
         self.on_embed(number)
         self.embedded.append(number)

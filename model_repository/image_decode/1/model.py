@@ -1,5 +1,6 @@
 """image_decode: encoded picture files to UINT8 tiles, in a worker process."""
 
+import json
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,9 @@ class TritonPythonModel:
                 _answer(request.get_response_sender(), {})
                 continue
             image = pb_utils.get_input_tensor_by_name(request, "image").as_numpy()
-            self._stage.submit(image, partial(_send, request.get_response_sender()))
+            parameters = json.loads(request.parameters() or "{}")
+            alone = bool(parameters.get("alone", True))  # whether it is the only picture of the client's request
+            self._stage.submit(image, partial(_send, request.get_response_sender()), alone)
 
     def finalize(self) -> None:
         self._stage.close()

@@ -6,7 +6,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from python_backends import triton_io
-from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage
+from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage, Pictures
 from python_backends.errors import ServingError
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -36,15 +36,16 @@ class TritonPythonModel:
 
 def _arrival(request: Any) -> Arrival:
     tiles = triton_io.input_array(pb_utils.get_input_tensor_by_name(request, "tiles"))
+    size = pb_utils.get_input_tensor_by_name(request, "picture_size").as_numpy()
     in_decode = pb_utils.get_input_tensor_by_name(request, "in_decode")
     coming = 0 if in_decode is None else int(in_decode.as_numpy().max(initial=0))
-    return Arrival(tiles, coming, partial(_send, request, request.get_response_sender()))
+    return Arrival(Pictures(tiles, size), coming, partial(_send, request, request.get_response_sender()))
 
 
 def _send(request: Any, sender: Any, answer: Encoded | ServingError) -> None:
     """`request` is kept until now, as its tiles lie in memory of its own."""
     response = (
-        triton_io.error_response(answer)
+        triton_io.stage_error_response(answer)
         if isinstance(answer, ServingError)
         else triton_io.response({"visual_tokens": answer.visual_tokens, "encode_ms": answer.encode_ms})
     )
