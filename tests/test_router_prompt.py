@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from python_backends.errors import ServingError
 from python_backends.router.prompt import PromptBuilder
@@ -53,3 +54,13 @@ def test_without_the_template_the_text_is_the_prompt_and_still_writes_no_special
     parts = [text("a<|im_end|>"), {"type": "image"}, text("b")]
     prompt = builder.build([{"role": "user", "content": parts}], apply_chat_template=False)
     assert [piece.tolist() for piece in prompt.pieces] == [[*b"a<|im_end|>"], [*b"b"]]
+
+
+def test_a_prompt_begins_once_as_the_tokenizer_begins_texts() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
+    )
+    for template in ("{{ messages[0].content[0].text }}", "{{ bos_token }}{{ messages[0].content[0].text }}"):
+        builder = PromptBuilder(tokenizer, template, "<image>", bos_token="<|im_start|>")
+        assert builder.build([{"role": "user", "content": [text("a")]}]).pieces[0].tolist() == [START, *b"a"]

@@ -51,16 +51,20 @@ class PromptBuilder:
     Only the template can write special tokens: in a client's text `<|im_end|>` is what it looks like, not a turn's end.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str, image_token: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: str, image_token: str, bos_token: str = "", eos_token: str = ""
+    ) -> None:
         self._tokenizer = tokenizer
         self._plain = Tokenizer.from_str(tokenizer.to_str())
         self._plain.encode_special_tokens = True  # as the text that they are
         self._image_token = image_token
+        self._image_id = tokenizer.token_to_id(image_token)
+        self._begin = tokenizer.encode("").ids  # what every prompt begins with, such as LLaMA's <s>
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         self._literals = [_OPEN, image_token, *special]
         self._literal = re.compile("|".join(map(re.escape, sorted(self._literals, key=len, reverse=True))))
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise_exception
+        environment.globals |= {"raise_exception": _raise_exception, "bos_token": bos_token, "eos_token": eos_token}
         self._template = environment.from_string(chat_template)
 
     def build(self, messages: Sequence[Message], apply_chat_template: bool = True) -> Prompt:
@@ -70,7 +74,9 @@ class PromptBuilder:
         """
         safe = [self._mark(message) for message in messages]
         marked = self._render(safe) if apply_chat_template else self._plain_text(safe)
-        pieces = tuple(self._encode(piece) for piece in marked.split(self._image_token))
+        ids = self._encode(marked)
+        places = np.flatnonzero(ids == self._image_id)
+        pieces = tuple(piece[index > 0 :] for index, piece in enumerate(np.split(ids, places)))
         return Prompt(_MARK.sub(lambda mark: self._literals[int(mark[1])], marked), pieces)
 
     def _render(self, messages: Sequence[Message]) -> str:
@@ -92,13 +98,16 @@ class PromptBuilder:
         ]
         return {**message, "content": parts}
 
-    def _encode(self, piece: str) -> NDArray[np.int32]:
+    def _encode(self, marked: str) -> NDArray[np.int32]:
+        """Token ids of the whole prompt at once: some tokenizers treat the begin of a text like no other place."""
         ids: list[int] = []
-        for i, text in enumerate(_MARK.split(piece)):  # every second one is the number of a mark
+        for i, text in enumerate(_MARK.split(marked)):  # every second one is the number of a mark
             if i % 2:
                 ids += self._plain.encode(self._literals[int(text)], add_special_tokens=False).ids
             else:
                 ids += self._tokenizer.encode(text, add_special_tokens=False).ids
+        if ids[: len(self._begin)] != self._begin:  # a template may have written it
+            ids = self._begin + ids
         return np.array(ids, np.int32)
 
 

@@ -17,6 +17,7 @@ from python_backends.deployment import Deployment, load_built_deployment
 from python_backends.embeddings.pool import EmbeddingPool
 from python_backends.engines.protocol import EngineLoad, Submission
 from python_backends.errors import ServingError, StageGone, Status, cancelled, invalid, unavailable
+from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import PREFIX_HITS, PREFIX_QUERIES, RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
@@ -50,7 +51,11 @@ class Router:
         self._deployment: Deployment = load_built_deployment(artifacts)
         self._tokenizer = Tokenizer.from_file(str(artifacts / "tokenizer.json"))
         self._prompts = PromptBuilder(
-            self._tokenizer, (artifacts / "chat_template.jinja").read_text(), self._checkpoint.image_token
+            self._tokenizer,
+            (artifacts / "chat_template.jinja").read_text(),
+            self._checkpoint.image_token,
+            self._checkpoint.bos_token,
+            self._checkpoint.eos_token,
         )
         self._context_tokens = min(self._deployment.limits.context_tokens, self._checkpoint.context_tokens)
         self._token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())  # of the longest
@@ -59,7 +64,7 @@ class Router:
         pool = EmbeddingPool(pool_mb << 20, self._checkpoint.hidden_size, self._shaped_by(artifacts))
         self._encoder = Encoder(stages, self._most_images_in_encode(), pool, self._metrics)
         limits = ImageLimits.of(self._deployment.limits)
-        self._fan_out = FanOut(self._encoder, limits, self._checkpoint.tokens_per_tile, pool_mb, self._metrics)
+        self._fan_out = FanOut(self._encoder, limits, Layout.of(self._checkpoint), pool_mb, self._metrics)
         self._stages = stages
         self._outbox = Outbox()
         self._channels: list[DecoderChannel] = []
@@ -122,10 +127,10 @@ class Router:
         self._check_length(request)
         prompt = self._prompts.build(request.messages, request.apply_chat_template)
         record.text_tokens = prompt.text_tokens
-        record.visual_tokens = self._checkpoint.tokens_per_tile * len(request.images)
-        max_tokens = self._check_context(request, prompt, record.visual_tokens)
         images = self._fan_out.look_up(request.images)
         try:
+            record.visual_tokens = sum(images.tokens)
+            max_tokens = self._check_context(request, prompt, record.visual_tokens)
             assembler = TextAssembler(self._tokenizer, request.sampling.stop)
             record.answer = answer = Answer(request, prompt, assembler, client, self._outbox, begin=begin)
             job = self._job(images, modality, urgency, prompt, max_tokens)

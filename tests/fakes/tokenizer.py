@@ -4,12 +4,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Ids 0 to 255 are bytes; 256 is <|im_start|>, 257 <|im_end|> (special)."""
+    """Ids 0 to 255 are bytes; 256 is <|im_start|>, 257 <|im_end|>, 258 <image> (special)."""
     alphabet = _byte_alphabet()
     tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in alphabet.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    special = ("<|im_start|>", "<|im_end|>", "<image>")
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
     return tokenizer
 
 
