@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 DEPLOYMENT ?= deployments/demo-cpu.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-dali test-containers lint bench bench-quick bench-full clean
+.PHONY: help install demo serve test test-export test-gpu-build test-dali test-containers lint bench bench-quick bench-full clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,23 @@ serve: install ## serve the demo model until Ctrl-C
 
 test: install lint $(VENV)/.browser ## lint, type check, the tests
 	$(BIN)/python -m pytest
+
+# Exporters pin other versions than serving does: an environment of their own.
+EXPORT := .venv-export
+$(EXPORT)/.installed: pyproject.toml constraints-export.txt
+	$(PYTHON) -m venv $(EXPORT)
+	$(EXPORT)/bin/python -m pip install --quiet --constraint constraints-export.txt --editable '.[cpu,export]' pytest
+	touch $@
+
+test-export: $(EXPORT)/.installed ## Hugging Face checkpoints of every family: exported, served, held against transformers
+	$(EXPORT)/bin/python -m pytest tests/export
+
+$(EXPORT)/.gpu-build: $(EXPORT)/.installed
+	$(EXPORT)/bin/python -m pip install --quiet --constraint constraints-export.txt --editable '.[gpu-build]'
+	touch $@
+
+test-gpu-build: $(EXPORT)/.gpu-build ## their towers through TensorRT's parser and builder, without a GPU
+	$(EXPORT)/bin/python -m pytest tests/export/test_gpu_build.py
 
 # DALI wants an older `packaging` than the rest is pinned to: an environment of its own.
 DALI := .venv-dali

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_engines.chat_template import read_chat_template
 from build_engines.errors import BuildError
-from build_engines.facts import CHAT_TEMPLATE, CONFIG, VISION_MODEL, read_facts
+from build_engines.facts import CHAT_TEMPLATE, CONFIG, VISION_MODEL, is_huggingface, read_facts, source_files
 from build_engines.fingerprint import Record, current_inputs, files_of, is_complete, read_record
 from build_engines.gguf_wheel import locate_gguf
 from build_engines.isolated import run_isolated
@@ -35,13 +36,14 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class _Step:
-    """An expensive artifact: `target` (source, output) makes it; it is good for as long as its inputs are the same."""
+    """An expensive artifact, made by `target` (source, output, *options); good while its inputs are the same."""
 
     label: str
     artifact: str
     target: str
     source: Path
     inputs: frozenset[str]
+    options: tuple[str, ...] = ()
 
 
 def is_stale(deployment: Path, output: Path) -> bool:
@@ -93,33 +95,50 @@ def _fill(
     artifacts.mkdir()
     (artifacts / BUILT_FILE).write_text(deployment.model_dump_json(indent=1))
     (artifacts / CHECKPOINT_FILE).write_text(facts.model_dump_json(indent=1))
-    shutil.copyfile(deployment.checkpoint / CHAT_TEMPLATE, artifacts / CHAT_TEMPLATE)
+    (artifacts / CHAT_TEMPLATE).write_text(read_chat_template(deployment.checkpoint))
     compose_repository(deployment, facts, target / "model_repository")
 
-    steps = _steps(deployment)
-    reusable = _still_good(steps, inputs, previous)
-    for step in reusable:
-        _take_over(previous / "artifacts" / step.artifact, artifacts / step.artifact)
-    _run([step for step in steps if step not in reusable], artifacts, progress)
+    steps, reused = _steps(deployment), []
+    for build in (previous, unfinished_of(previous)):
+        for step in _still_good([step for step in steps if step not in reused], inputs, build):
+            _take_over(build / "artifacts" / step.artifact, artifacts / step.artifact)
+            reused.append(step)
+    _run([step for step in steps if step not in reused], artifacts, Record(inputs, {}), progress)
     width = json.loads((artifacts / "llm" / CONFIG).read_text())["hidden_size"]
     if width != facts.hidden_size:
         raise BuildError(f"the LLM's embeddings are {width} wide, visual tokens {facts.hidden_size}: wrong checkpoint")
     Record(inputs, files_of(target)).write(artifacts)
-    return tuple(step.artifact for step in reusable)
+    return tuple(step.artifact for step in reused)
 
 
-def _run(steps: list[_Step], artifacts: Path, progress: Progress) -> None:
-    """All steps side by side, each in a process of its own."""
+def _run(steps: list[_Step], artifacts: Path, record: Record, progress: Progress) -> None:
+    """All steps side by side, each in a process of its own; `record` is kept of those that are done."""
+    failures: list[BaseException] = []
     with ThreadPoolExecutor() as pool:
-        running = {pool.submit(run_isolated, s.target, s.source, artifacts / s.artifact): s.label for s in steps}
+        running = {
+            pool.submit(run_isolated, step.target, step.source, artifacts / step.artifact, *step.options): step
+            for step in steps
+        }
         while running:
-            progress(", ".join(running.values()))
+            progress(", ".join(step.label for step in running.values()))
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                future.result()
-                del running[future]
+                step, failure = running.pop(future), future.exception()
+                if failure is None:
+                    record.add(artifacts / step.artifact, artifacts)
+                else:
+                    failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 def _steps(deployment: Deployment) -> list[_Step]:
+    if is_huggingface(deployment.checkpoint):
+        return _export_steps(deployment)
+    weights = deployment.pools.text.weights
+    if weights != "auto":
+        raise BuildError(
+            f"pools.text.weights = {weights} is for Hugging Face checkpoints: a GGUF file's are as they are"
+        )
     gguf = locate_gguf()
     llm = frozenset({"llm", "code", "libraries"})
     vision = frozenset({f"checkpoint/{CONFIG}", f"checkpoint/{VISION_MODEL}", "code", "libraries"})
@@ -130,11 +149,31 @@ def _steps(deployment: Deployment) -> list[_Step]:
     ]
 
 
+def _export_steps(deployment: Deployment) -> list[_Step]:
+    """Those of a Hugging Face folder. Any of its files may count."""
+    checkpoint, weights = deployment.checkpoint, deployment.pools.text.weights
+    files = frozenset({"code", "libraries", *(f"checkpoint/{path.name}" for path in source_files(checkpoint))})
+    package = "build_engines.huggingface"
+    return [
+        _Step(
+            "LLM", "llm", f"{package}.text:build_llm", checkpoint, files | {"weights"},
+            ("int8" if weights == "auto" else weights,),
+        ),
+        _Step("tokenizer", "tokenizer.json", f"{package}.tokenizer:build_tokenizer", checkpoint, files),
+        _Step("vision tower", "vision", f"{package}.vision:build_vision", checkpoint, files),
+    ]  # fmt: skip
+
+
 def _still_good(steps: list[_Step], inputs: dict[str, str], previous: Path) -> list[_Step]:
     record = read_record(previous)
     if record is None or not is_complete(record, previous):
         return []
-    return [step for step in steps if all(record.inputs.get(name) == inputs[name] for name in step.inputs)]
+    return [
+        step
+        for step in steps
+        if all(record.inputs.get(name) == inputs[name] for name in step.inputs)
+        and any(Path(name).parts[:2] == ("artifacts", step.artifact) for name in record.files)
+    ]
 
 
 def _take_over(source: Path, target: Path) -> None:
@@ -151,20 +190,33 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copyfile(source, target)
 
 
+def unfinished_of(output: Path) -> Path:
+    """Where a build that failed or was killed leaves the artifacts that were done, for the next one."""
+    return output.with_name(f".{output.name}.unfinished")
+
+
 @contextmanager
 def _fresh_sibling(output: Path) -> Iterator[Path]:
-    """An empty folder beside `output` that is gone afterwards; one build at a time has it."""
+    """An empty folder beside `output`; one build at a time has it. What a failed build has finished is kept."""
     output.parent.mkdir(parents=True, exist_ok=True)
     sibling = output.with_name(f".{output.name}.building")
     lock = os.open(output.parent, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(sibling, ignore_errors=True)  # of a build that was killed
+        _keep_finished(sibling, output)  # of a build that was killed
         sibling.mkdir()
         yield sibling
+        shutil.rmtree(unfinished_of(output), ignore_errors=True)
     finally:
-        shutil.rmtree(sibling, ignore_errors=True)
+        _keep_finished(sibling, output)
         os.close(lock)
+
+
+def _keep_finished(sibling: Path, output: Path) -> None:
+    if read_record(sibling) is not None:
+        shutil.rmtree(unfinished_of(output), ignore_errors=True)
+        sibling.rename(unfinished_of(output))
+    shutil.rmtree(sibling, ignore_errors=True)
 
 
 def _swap(new: Path, output: Path) -> None:

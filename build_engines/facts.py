@@ -1,13 +1,17 @@
-"""Facts of a checkpoint, from the files of a Hugging Face LLaVA folder."""
+"""Facts of a checkpoint: of this project's own, with an exported tower, or of a Hugging Face folder."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError
-from python_backends.checkpoint import Checkpoint
+from build_engines.isolated import run_isolated
+from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 
 IMAGE_TOKEN = "<image>"  # LLaVA's; the folder holds its id only
 MODEL_TYPE = "llava"  # one squashed tile a picture, its visual tokens in the LLM's sequence
@@ -15,19 +19,35 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 VISION_MODEL = "vision.onnx"
-SERVED_FILES = (CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, VISION_MODEL)  # what a build reads
+SERVED_FILES = (CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, VISION_MODEL)  # what a build reads of its own kind
+_SUFFIXES = (".json", ".jinja", ".model", ".safetensors")  # and of a Hugging Face folder
+_EXPORTERS = ("torch", "transformers", "optimum.intel", "onnx", "onnxruntime", "onnxscript")
+
+
+def is_huggingface(checkpoint: Path) -> bool:
+    """Whether it is a folder of weights, still to be exported."""
+    return not (checkpoint / VISION_MODEL).is_file() and any(checkpoint.glob("*.safetensors"))
+
+
+def source_files(checkpoint: Path) -> list[Path]:
+    """Every file of the folder that a build reads, there or not."""
+    if not is_huggingface(checkpoint):
+        return [checkpoint / name for name in SERVED_FILES]
+    return sorted(path for path in checkpoint.iterdir() if path.suffix in _SUFFIXES and path.is_file())
 
 
 def read_facts(checkpoint: Path) -> Checkpoint:
     """What stages must know of the checkpoint in this folder.
 
     Raises:
-        BuildError: a file is missing or is not that of a LLaVA checkpoint.
+        BuildError: a file is missing or is not that of a LLaVA checkpoint; or the extra [export] is.
     """
+    if is_huggingface(checkpoint):
+        return _huggingface_facts(checkpoint)
     missing = [name for name in SERVED_FILES if not (checkpoint / name).is_file()]
     if missing:
         raise BuildError(f"checkpoint {checkpoint} lacks {', '.join(missing)}: set 'checkpoint' to a complete folder")
-    config, generation = (_read_json(checkpoint / name) for name in (CONFIG, GENERATION_CONFIG))
+    config, generation = (read_json(checkpoint / name) for name in (CONFIG, GENERATION_CONFIG))
     if config.get("model_type") != MODEL_TYPE:
         raise BuildError(
             f"{checkpoint / CONFIG}: model_type is {config.get('model_type')!r}, and only {MODEL_TYPE!r} can be "
@@ -36,14 +56,13 @@ def read_facts(checkpoint: Path) -> Checkpoint:
     try:
         eos = generation.get("eos_token_id", config.get("eos_token_id"))
         text = config["text_config"]
-        head_size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
         return Checkpoint(
             name=checkpoint.name,
             image_size=config["vision_config"]["image_size"],
             tokens_per_tile=config["image_seq_length"],
             hidden_size=text["hidden_size"],
             vocab_size=text["vocab_size"],
-            kv_bytes_per_token=2 * text["num_hidden_layers"] * text["num_key_value_heads"] * head_size * 2,
+            kv_bytes_per_token=kv_bytes_per_token(text),
             context_tokens=text["max_position_embeddings"],
             image_token=IMAGE_TOKEN,
             eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
@@ -55,7 +74,36 @@ def read_facts(checkpoint: Path) -> Checkpoint:
         raise BuildError(f"{checkpoint / CONFIG}: {' '.join(str(error).split())}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _huggingface_facts(checkpoint: Path) -> Checkpoint:
+    """transformers knows the defaults of what a configuration leaves out."""
+    missing = [name for name in _EXPORTERS if not _is_installed(name)]
+    if missing:
+        raise BuildError(
+            f"checkpoint {checkpoint} is a Hugging Face folder, and to export it {', '.join(missing)} are missing: "
+            "install this project with the extra [export]"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        facts = Path(scratch) / CHECKPOINT_FILE
+        run_isolated("build_engines.huggingface.facts:write_facts", checkpoint, facts)
+        return Checkpoint.model_validate_json(facts.read_text())
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its package
+        return False
+
+
+def kv_bytes_per_token(text: Mapping[str, Any]) -> int:
+    """Of an LLM's configuration (KeyError); see `Checkpoint`."""
+    head_size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    kv_heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+    return int(2 * text["num_hidden_layers"] * kv_heads * head_size * 2)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file (BuildError)."""
     try:
         value = json.loads(path.read_text())
     except ValueError as error:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from build_engines.errors import BuildError
-from build_engines.facts import SERVED_FILES
+from build_engines.facts import is_huggingface, source_files
 from build_engines.gguf_wheel import locate_gguf
 from python_backends.deployment import Deployment
 
@@ -18,7 +18,8 @@ BUILD_FILE = "build.json"
 _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE.parent
 _ROOMS = (_ROOT / "model_repository", _ROOT / "ensemble")
-_LIBRARIES = ("openvino", "openvino-genai", "gguf", "tokenizers")  # their versions shape artifacts
+# Their versions shape artifacts. Those that export (torch, ...) do too, but may be gone where a build is only served.
+_LIBRARIES = ("openvino", "openvino-genai", "gguf", "tokenizers")
 _HASHED_BYTES = 32 << 20  # files up to this size are known by content, larger ones by size and time
 
 
@@ -33,6 +34,12 @@ class Record:
         """Store it with the artifacts."""
         (artifacts / BUILD_FILE).write_text(json.dumps(asdict(self), indent=1))
 
+    def add(self, artifact: Path, artifacts: Path) -> None:
+        """Store that one more artifact is done, in a build that goes on."""
+        paths = [artifact] if artifact.is_file() else [path for path in artifact.rglob("*") if path.is_file()]
+        self.files.update({str(path.relative_to(artifacts.parent)): path.stat().st_size for path in paths})
+        self.write(artifacts)
+
 
 def read_record(output: Path) -> Record | None:
     """The record of the build in `output`; None when there is none that is readable."""
@@ -46,15 +53,15 @@ def current_inputs(deployment: Deployment) -> dict[str, str]:
     """Fingerprints of everything that a build of this deployment reads (BuildError: something is not installed)."""
     inputs = {
         "deployment": _digest(deployment.model_dump_json().encode()),
-        "code": _tree(_PACKAGE.glob("*.py")),
+        "code": _tree((*_PACKAGE.glob("*.py"), *(_PACKAGE / "huggingface").glob("*.py"))),
         "schema": _file(_ROOT / "python_backends" / "checkpoint.py"),
         "models": _tree(path for room in _ROOMS for suffix in ("py", "pbtxt") for path in room.rglob(f"*.{suffix}")),
         "libraries": _library_versions(),
-        "llm": _file(locate_gguf()),
+        "weights": deployment.pools.text.weights,
     }
-    for name in SERVED_FILES:
-        inputs[f"checkpoint/{name}"] = _file(deployment.checkpoint / name)
-    return inputs
+    if not is_huggingface(deployment.checkpoint):
+        inputs["llm"] = _file(locate_gguf())
+    return inputs | {f"checkpoint/{path.name}": _file(path) for path in source_files(deployment.checkpoint)}
 
 
 def files_of(output: Path) -> dict[str, int]:

@@ -18,13 +18,13 @@ from build_engines.errors import BuildError
 _REFUSED = 3  # exit status of a child that raised a BuildError
 
 
-def run_isolated(target: str, *arguments: Path) -> None:
-    """Call `target` ("module:function") with paths in a fresh interpreter (BuildError when it fails)."""
+def run_isolated(target: str, source: Path, output: Path, *options: str) -> None:
+    """Call `target` ("module:function") with these in a fresh interpreter (BuildError when it fails)."""
     root = str(Path(__file__).resolve().parent.parent)
     search_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     # subprocess.run kills the child when it is left by an exception
     result = subprocess.run(
-        [sys.executable, "-m", "build_engines.isolated", target, *map(str, arguments)],
+        [sys.executable, "-m", "build_engines.isolated", target, str(source), str(output), *options],
         env={**os.environ, "PYTHONPATH": search_path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -45,7 +45,8 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # C++ would not notice a KeyboardInterrupt
     module, _, function = sys.argv[1].partition(":")
     try:
-        getattr(importlib.import_module(module), function)(*map(Path, sys.argv[2:]))
+        source, output, *options = sys.argv[2:]
+        getattr(importlib.import_module(module), function)(Path(source), Path(output), *options)
     except BuildError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(_REFUSED)

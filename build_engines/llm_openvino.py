@@ -34,9 +34,17 @@ def build_llm(gguf: Path, output: Path) -> None:
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         model = _read_gguf(gguf, Path(scratch))
         restore_minimums(model, gguf)
-        hidden_size = _split_embedding(model, output)
-        for name in _TOKENIZER_FILES:  # unused for embeddings, but GenAI refuses a folder without them
-            shutil.copyfile(Path(scratch) / name, output / name)
+        write_llm(model, Path(scratch), output)
+
+
+def write_llm(model: Any, tokenizers: Path, output: Path) -> None:
+    """Write a graph that takes token ids to the folder `output` as one that takes embeddings.
+
+    `tokenizers` is a folder with OpenVINO's tokenizer and detokenizer (BuildError: the graph is not as known here).
+    """
+    hidden_size = _split_embedding(model, output)
+    for name in _TOKENIZER_FILES:  # unused for embeddings, but GenAI refuses a folder without them
+        shutil.copyfile(tokenizers / name, output / name)
     _save(_no_vision(), output / "openvino_vision_embeddings_model.xml")
     # any VLM type whose positions simply count up makes GenAI take embeddings
     (output / "config.json").write_text(json.dumps({"model_type": "llava", "hidden_size": hidden_size}))

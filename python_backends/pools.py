@@ -114,6 +114,7 @@ class TextPool(_Pool):
         "prefill_slice_tokens": "cpu",
         "kv_cache_mb": "cpu",
         "precision": "cpu",  # TensorRT-LLM computes in the checkpoint's own type
+        "weights": "cpu",
         "threads": "cpu",
         "tensor_parallel": "gpu",
         "kv_cache_fraction": "gpu",
@@ -129,6 +130,8 @@ class TextPool(_Pool):
     kv_cache_mb: int = Field(512, ge=16)
     prefix_caching: bool = True
     precision: Literal["f32", "bf16"] = "f32"  # f32: greedy tokens match the reference
+    # of the LLM as it is exported; auto: int8, and of a GGUF file, which holds its own, as they are there
+    weights: Literal["auto", "f32", "int8", "int4"] = "auto"
     threads: int = Field(0, ge=0, le=256)  # 0: all cores
     stall_timeout_ms: int = Field(30_000, ge=1000)  # a step that takes longer is a hung worker
     tensor_parallel: int = Field(1, ge=1, le=8)  # GPUs of one replica

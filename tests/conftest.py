@@ -1,5 +1,6 @@
 """Servers that tests share: each is started once a session, by the product's own serving code."""
 
+import importlib.util
 import shutil
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,25 @@ from tests.composed import composed_demo
 from tests.gateways import RunningGateway
 
 ROOT = Path(__file__).parents[1]
+
+# What exports and builds from Hugging Face checkpoints has an environment of its own; see the Makefile.
+_NEEDS = {
+    "export/test_vision_onnx.py": ("torch", "transformers", "onnxscript", "onnxruntime"),
+    "export/test_end_to_end.py": ("torch", "transformers", "optimum", "nncf"),
+    "export/test_gpu_build.py": ("torch", "transformers", "onnxscript", "tensorrt_rtx"),
+}
+_MISSING = {
+    path: missing
+    for path, names in _NEEDS.items()
+    if (missing := [name for name in names if importlib.util.find_spec(name) is None])
+}
+collect_ignore = list(_MISSING)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for path, missing in _MISSING.items():
+        reason = f"{', '.join(missing)} not installed: make test-export, make test-gpu-build"
+        terminalreporter.write_line(f"left out: tests/{path}, {reason}")
 
 
 def free_ports() -> Ports:

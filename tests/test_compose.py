@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from build_engines import BuildError, build, builder, is_stale
+from build_engines import BuildError, build, builder, facts, is_stale
+from build_engines.chat_template import read_chat_template
 from build_engines.compose import ENSEMBLES, MODELS, read_config
 from build_engines.gguf_wheel import locate_gguf
 from build_engines.isolated import run_isolated
+from python_backends.checkpoint import Checkpoint
 
 TEXT_CONFIG = {
     "hidden_size": 8,
@@ -22,6 +24,10 @@ TEXT_CONFIG = {
     "max_position_embeddings": 4096,
 }
 CONFIG = {"model_type": "llava", "text_config": TEXT_CONFIG, "vision_config": {"image_size": 32}, "image_seq_length": 4}
+FACTS = Checkpoint(
+    name="tiny", image_size=32, tokens_per_tile=4, hidden_size=8, vocab_size=100, kv_bytes_per_token=64,
+    context_tokens=4096, image_token="<image>", eos_token_ids=(2,),
+)  # fmt: skip
 CONFIGS = sorted([*MODELS.glob("*/config.pbtxt"), *ENSEMBLES.glob("*/config.pbtxt")])
 
 
@@ -30,13 +36,18 @@ class FakeSteps:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.options: dict[str, tuple[str, ...]] = {}
         self.fail: str | None = None
 
-    def __call__(self, target: str, source: Path, output: Path) -> None:
+    def __call__(self, target: str, source: Path, output: Path, *options: str) -> None:
         name = output.name
         self.calls.append(name)
+        self.options[name] = options
         if name == self.fail:
             raise BuildError("no luck")
+        if target.endswith(":write_facts"):
+            output.write_text(FACTS.model_dump_json())
+            return
         if output.suffix:
             output.write_text(name)
             return
@@ -49,6 +60,7 @@ class FakeSteps:
 def steps(monkeypatch: pytest.MonkeyPatch) -> FakeSteps:
     fake = FakeSteps()
     monkeypatch.setattr(builder, "run_isolated", fake)
+    monkeypatch.setattr(facts, "run_isolated", fake)
     return fake
 
 
@@ -183,6 +195,90 @@ def test_a_build_that_fails_leaves_the_one_before(
     assert [path.name for path in output.parent.iterdir()] == ["demo"], "nothing is left beside it"
 
 
+def test_a_build_goes_on_where_the_last_one_failed(deployment: Path, output: Path, steps: FakeSteps) -> None:
+    steps.fail = "vision"
+    with pytest.raises(BuildError, match="no luck"):
+        build(deployment, output)
+    assert not output.exists()
+    steps.fail = None
+    steps.calls.clear()
+    result = build(deployment, output)
+    assert steps.calls == ["vision"]
+    assert set(result.reused) == {"llm", "tokenizer.json"}
+    assert [path.name for path in output.parent.iterdir()] == ["demo"], "nothing is left beside it"
+    assert not is_stale(deployment, output)
+
+
+def test_a_killed_build_s_finished_steps_are_kept_unless_their_inputs_change(
+    tmp_path: Path, checkpoint: Path, deployment: Path, output: Path, steps: FakeSteps
+) -> None:
+    steps.fail = "tokenizer.json"
+    with pytest.raises(BuildError):
+        build(deployment, output)
+    unfinished = output.with_name(".demo.unfinished")
+    unfinished.rename(output.with_name(".demo.building"))  # where a killed build leaves them
+    (checkpoint / "vision.onnx").write_bytes(b"trained further")
+    steps.fail = None
+    steps.calls.clear()
+    assert build(deployment, output).reused == ("llm",)
+    assert sorted(steps.calls) == ["tokenizer.json", "vision"]
+
+
+@pytest.fixture
+def huggingface(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(facts, "_is_installed", lambda name: True)
+    (checkpoint / "vision.onnx").unlink()
+    (checkpoint / "model.safetensors").write_bytes(b"weights")
+    return checkpoint
+
+
+def test_a_hugging_face_folder_is_exported_with_the_weights_asked_for(
+    tmp_path: Path, huggingface: Path, output: Path, steps: FakeSteps
+) -> None:
+    build(write_deployment(tmp_path), output)
+    assert steps.options["llm"] == ("int8",)
+    steps.calls.clear()
+    result = build(write_deployment(tmp_path, pools={"text": {"weights": "int4"}}), output)
+    assert steps.options["llm"] == ("int4",)
+    assert result.reused == ("tokenizer.json", "vision")
+    (huggingface / "model.safetensors").write_bytes(b"others")
+    assert build(write_deployment(tmp_path, pools={"text": {"weights": "int4"}}), output).reused == ()
+
+
+def test_without_the_exporters_the_extra_is_named(
+    deployment: Path, huggingface: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "_is_installed", lambda name: name != "torch")
+    with pytest.raises(BuildError, match=r"torch are missing: install this project with the extra \[export\]"):
+        build(deployment, output)
+
+
+def test_weights_of_a_gguf_file_are_not_chosen(tmp_path: Path, checkpoint: Path, output: Path) -> None:
+    with pytest.raises(BuildError, match=r"pools\.text\.weights = int8 is for Hugging Face checkpoints"):
+        build(write_deployment(tmp_path, pools={"text": {"weights": "int8"}}), output)
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        ("chat_template.json", {"chat_template": "{% generation %}{{ x }}{%- endgeneration -%}"}),
+        ("tokenizer_config.json", {"chat_template": "{% generation %}{{ x }}{%- endgeneration -%}"}),
+    ],
+)
+def test_chat_templates_are_found_and_made_plain(
+    checkpoint: Path, deployment: Path, output: Path, place: str, content: dict[str, str]
+) -> None:
+    (checkpoint / "chat_template.jinja").unlink()
+    (checkpoint / place).write_text(json.dumps(content))
+    assert read_chat_template(checkpoint) == "{% if true %}{{ x }}{%- endif -%}"
+
+
+def test_a_folder_without_a_chat_template_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").unlink()
+    with pytest.raises(BuildError, match=r"has no chat template \(chat_template\.jinja, or in chat_template\.json"):
+        read_chat_template(checkpoint)
+
+
 def test_what_a_killed_build_left_is_cleared(deployment: Path, output: Path) -> None:
     (output.parent / ".demo.building" / "artifacts").mkdir(parents=True)
     build(deployment, output)
@@ -252,4 +348,4 @@ def test_a_step_in_its_own_process_reports_its_error(tmp_path: Path, checkpoint:
     with pytest.raises(BuildError, match=r"vision.onnx is not the ONNX of a vision tower"):
         run_isolated("build_engines.vision:build_vision", checkpoint, tmp_path / "vision")
     with pytest.raises(BuildError, match=r"build_nothing failed with exit status 1: AttributeError"):
-        run_isolated("build_engines.vision:build_nothing", checkpoint)
+        run_isolated("build_engines.vision:build_nothing", checkpoint, tmp_path / "vision")

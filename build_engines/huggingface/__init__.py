@@ -1,0 +1,1 @@
+"""Artifacts from a Hugging Face checkpoint folder; needs the extra [export] (torch, transformers, optimum-intel)."""
