@@ -19,6 +19,7 @@ from build_engines.facts import CHAT_TEMPLATE, CONFIG, VISION_MODEL, is_huggingf
 from build_engines.fingerprint import Record, current_inputs, files_of, is_complete, read_record
 from build_engines.gguf_wheel import locate_gguf
 from build_engines.isolated import run_isolated
+from build_engines.llm_trtllm import write_model_yaml
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, load_deployment
 
@@ -73,9 +74,7 @@ def build(deployment: Path, output: Path, progress: Progress | None = None) -> B
 def _check(deployment: Deployment, output: Path) -> Checkpoint:
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and read_record(output) is None)):
         raise BuildError(f"{output} exists and is not a build of tvlm: choose another output, or remove it")
-    if deployment.profile == "gpu":
-        raise BuildError("profile gpu can't be built yet: its TensorRT plans need the export of Hugging Face folders")
-    facts = read_facts(deployment.checkpoint)
+    facts = read_facts(deployment.checkpoint, deployment.profile)
     context = deployment.limits.context_tokens
     if context > facts.context_tokens:
         raise BuildError(
@@ -104,8 +103,9 @@ def _fill(
             _take_over(build / "artifacts" / step.artifact, artifacts / step.artifact)
             reused.append(step)
     _run([step for step in steps if step not in reused], artifacts, Record(inputs, {}), progress)
-    width = json.loads((artifacts / "llm" / CONFIG).read_text())["hidden_size"]
-    if width != facts.hidden_size:
+    if deployment.profile == "gpu":
+        write_model_yaml(deployment, artifacts)
+    elif (width := json.loads((artifacts / "llm" / CONFIG).read_text())["hidden_size"]) != facts.hidden_size:
         raise BuildError(f"the LLM's embeddings are {width} wide, visual tokens {facts.hidden_size}: wrong checkpoint")
     Record(inputs, files_of(target)).write(artifacts)
     return tuple(step.artifact for step in reused)
@@ -132,6 +132,8 @@ def _run(steps: list[_Step], artifacts: Path, record: Record, progress: Progress
 
 
 def _steps(deployment: Deployment) -> list[_Step]:
+    if deployment.profile == "gpu":
+        return _gpu_steps(deployment)
     if is_huggingface(deployment.checkpoint):
         return _export_steps(deployment)
     weights = deployment.pools.text.weights
@@ -146,6 +148,22 @@ def _steps(deployment: Deployment) -> list[_Step]:
         _Step("LLM", "llm", "build_engines.llm_openvino:build_llm", gguf, llm),
         _Step("tokenizer", "tokenizer.json", "build_engines.tokenizer:build_tokenizer", gguf, llm),
         _Step("vision tower", "vision", "build_engines.vision:build_vision", deployment.checkpoint, vision),
+    ]
+
+
+def _gpu_steps(deployment: Deployment) -> list[_Step]:
+    """Those of a Hugging Face folder for TensorRT and TensorRT-LLM."""
+    checkpoint, vision = deployment.checkpoint, deployment.pools.vision
+    if not is_huggingface(checkpoint):
+        raise BuildError(f"checkpoint {checkpoint} is no Hugging Face folder with .safetensors: profile gpu needs one")
+    files = frozenset({"code", "libraries", *(f"checkpoint/{path.name}" for path in source_files(checkpoint))})
+    package = "build_engines.gpu_steps"
+    tokenizer = "build_engines.huggingface.tokenizer:build_tokenizer"
+    options = ("f16" if vision.precision == "auto" else vision.precision, json.dumps(vision.profiles()))
+    return [
+        _Step("LLM", "llm", f"{package}:link_checkpoint", checkpoint, files),
+        _Step("tokenizer", "tokenizer.json", tokenizer, checkpoint, files),
+        _Step("vision tower", "vision", f"{package}:build_vision_plan", checkpoint, files | {"plan"}, options),
     ]
 
 
@@ -178,7 +196,7 @@ def _still_good(steps: list[_Step], inputs: dict[str, str], previous: Path) -> l
 
 def _take_over(source: Path, target: Path) -> None:
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=_link)
+        shutil.copytree(source, target, symlinks=True, copy_function=_link)
     else:
         _link(source, target)
 

@@ -12,6 +12,7 @@ from typing import Any
 from build_engines.errors import BuildError
 from build_engines.isolated import run_isolated
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
+from python_backends.pools import Device
 
 IMAGE_TOKEN = "<image>"  # LLaVA's; the folder holds its id only
 MODEL_TYPE = "llava"  # one squashed tile a picture, its visual tokens in the LLM's sequence
@@ -21,7 +22,8 @@ CHAT_TEMPLATE = "chat_template.jinja"
 VISION_MODEL = "vision.onnx"
 SERVED_FILES = (CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, VISION_MODEL)  # what a build reads of its own kind
 _SUFFIXES = (".json", ".jinja", ".model", ".safetensors")  # and of a Hugging Face folder
-_EXPORTERS = ("torch", "transformers", "optimum.intel", "onnx", "onnxruntime", "onnxscript")
+_TOWER_EXPORTERS = ("torch", "transformers", "onnx", "onnxruntime", "onnxscript")
+_EXPORTERS = {"cpu": (*_TOWER_EXPORTERS, "optimum.intel"), "gpu": _TOWER_EXPORTERS}  # by profile
 
 
 def is_huggingface(checkpoint: Path) -> bool:
@@ -36,14 +38,14 @@ def source_files(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.iterdir() if path.suffix in _SUFFIXES and path.is_file())
 
 
-def read_facts(checkpoint: Path) -> Checkpoint:
+def read_facts(checkpoint: Path, profile: Device = "cpu") -> Checkpoint:
     """What stages must know of the checkpoint in this folder.
 
     Raises:
         BuildError: a file is missing or is not that of a LLaVA checkpoint; or the extra [export] is.
     """
     if is_huggingface(checkpoint):
-        return _huggingface_facts(checkpoint)
+        return _huggingface_facts(checkpoint, profile)
     missing = [name for name in SERVED_FILES if not (checkpoint / name).is_file()]
     if missing:
         raise BuildError(f"checkpoint {checkpoint} lacks {', '.join(missing)}: set 'checkpoint' to a complete folder")
@@ -74,9 +76,9 @@ def read_facts(checkpoint: Path) -> Checkpoint:
         raise BuildError(f"{checkpoint / CONFIG}: {' '.join(str(error).split())}") from error
 
 
-def _huggingface_facts(checkpoint: Path) -> Checkpoint:
+def _huggingface_facts(checkpoint: Path, profile: Device) -> Checkpoint:
     """transformers knows the defaults of what a configuration leaves out."""
-    missing = [name for name in _EXPORTERS if not _is_installed(name)]
+    missing = [name for name in _EXPORTERS[profile] if not _is_installed(name)]
     if missing:
         raise BuildError(
             f"checkpoint {checkpoint} is a Hugging Face folder, and to export it {', '.join(missing)} are missing: "

@@ -13,13 +13,21 @@ from build_engines.errors import BuildError
 from build_engines.facts import is_huggingface, source_files
 from build_engines.gguf_wheel import locate_gguf
 from python_backends.deployment import Deployment
+from python_backends.pools import Device
 
 BUILD_FILE = "build.json"
 _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE.parent
 _ROOMS = (_ROOT / "model_repository", _ROOT / "ensemble")
 # Their versions shape artifacts. Those that export (torch, ...) do too, but may be gone where a build is only served.
-_LIBRARIES = ("openvino", "openvino-genai", "gguf", "tokenizers")
+_LIBRARIES = {
+    "cpu": ("openvino", "openvino-genai", "gguf", "tokenizers"),
+    "gpu": ("tensorrt", "tensorrt-llm", "tokenizers"),
+}
+_REMEDIES = {
+    "cpu": "install this project with the extra [cpu]",
+    "gpu": "build in the image of containers/Dockerfile, beside the GPU that will serve",
+}
 _HASHED_BYTES = 32 << 20  # files up to this size are known by content, larger ones by size and time
 
 
@@ -56,10 +64,13 @@ def current_inputs(deployment: Deployment) -> dict[str, str]:
         "code": _tree((*_PACKAGE.glob("*.py"), *(_PACKAGE / "huggingface").glob("*.py"))),
         "schema": _file(_ROOT / "python_backends" / "checkpoint.py"),
         "models": _tree(path for room in _ROOMS for suffix in ("py", "pbtxt") for path in room.rglob(f"*.{suffix}")),
-        "libraries": _library_versions(),
+        "libraries": _library_versions(deployment.profile),
         "weights": deployment.pools.text.weights,
     }
-    if not is_huggingface(deployment.checkpoint):
+    if deployment.profile == "gpu":
+        vision = deployment.pools.vision
+        inputs["plan"] = f"{vision.precision} {vision.profiles()} {_gpu_names()}"
+    elif not is_huggingface(deployment.checkpoint):
         inputs["llm"] = _file(locate_gguf())
     return inputs | {f"checkpoint/{path.name}": _file(path) for path in source_files(deployment.checkpoint)}
 
@@ -78,11 +89,18 @@ def is_complete(record: Record, output: Path) -> bool:
     return record.files.items() <= files_of(output).items()
 
 
-def _library_versions() -> str:
+def _library_versions(profile: Device) -> str:
     try:
-        return " ".join(f"{name}={metadata.version(name)}" for name in _LIBRARIES)
+        return " ".join(f"{name}={metadata.version(name)}" for name in _LIBRARIES[profile])
     except metadata.PackageNotFoundError as error:
-        raise BuildError(f"{error.name} is not installed: install this project with the extra [cpu]") from error
+        raise BuildError(f"{error.name} is not installed: {_REMEDIES[profile]}") from error
+
+
+def _gpu_names() -> str:
+    """A TensorRT plan is for one kind of GPU."""
+    cards = Path("/proc/driver/nvidia/gpus").glob("*/information")
+    lines = [line for card in cards for line in card.read_text().splitlines()]
+    return ", ".join(sorted({line.partition(":")[2].strip() for line in lines if line.startswith("Model:")}))
 
 
 def _file(path: Path) -> str:

@@ -303,7 +303,6 @@ def test_progress_names_what_is_being_worked_on(deployment: Path, output: Path) 
     ("change", "message"),
     [
         ({"limits": {"context_tokens": 5000}}, r"limits.context_tokens = 5000 is over the 4096"),
-        ({"profile": "gpu"}, r"profile gpu can't be built yet"),
         ({"checkpoint": "nowhere"}, r"lacks config.json, .*: set 'checkpoint'"),
     ],
 )

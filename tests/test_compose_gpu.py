@@ -1,5 +1,6 @@
 """What the gpu profile makes of the committed configurations."""
 
+# ruff: noqa: F811  (fixtures of another module)
 from __future__ import annotations
 
 import shutil
@@ -8,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from build_engines import build, facts, is_stale
 from build_engines.compose import MODELS, compose_repository, read_config
 from build_engines.errors import BuildError
+from build_engines.gpu_steps import link_checkpoint
+from build_engines.llm_trtllm import MODEL_YAML
 from build_engines.warmup import add_warmup
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import load_deployment, parse_deployment
 from python_backends.workers.targets import gpu_environment
+from tests.test_compose import FakeSteps, checkpoint, output, steps, write_deployment  # noqa: F401
 from tests.test_deployment_gpu import GPU_FILES
 
 CHECKPOINT = Checkpoint(
@@ -101,6 +106,45 @@ def test_an_input_without_an_example_is_no_silent_hole(tmp_path: Path) -> None:
     shutil.copytree(MODELS / "llm_decoder", tmp_path / "llm_decoder")
     with pytest.raises(BuildError, match="no warm-up is known for an input named 'op'"):
         add_warmup(tmp_path / "llm_decoder", CHECKPOINT)
+
+
+@pytest.fixture
+def huggingface(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hugging Face folder, on a machine that has what exports it; the steps themselves are faked."""
+    monkeypatch.setattr(facts, "_is_installed", lambda name: name != "optimum.intel")
+    monkeypatch.setattr("build_engines.fingerprint.metadata.version", lambda name: "1")
+    (checkpoint / "vision.onnx").unlink()
+    (checkpoint / "model.safetensors").write_bytes(b"weights")
+    return checkpoint
+
+
+def test_a_build_for_gpus_makes_a_plan_links_the_llm_and_writes_model_yaml(
+    tmp_path: Path, huggingface: Path, output: Path, steps: FakeSteps
+) -> None:
+    path = write_deployment(tmp_path, profile="gpu", pools={"vision": {"batch_size": 4, "profile_batches": [1, 4]}})
+    build(path, output)
+    assert sorted(call for call in steps.calls if call != "checkpoint.json") == ["llm", "tokenizer.json", "vision"]
+    assert steps.options["vision"] == ("f16", "[[1, 1, 1], [2, 4, 4]]")
+    assert (output / "artifacts" / MODEL_YAML).is_file()
+    assert not is_stale(path, output)
+    other = write_deployment(tmp_path, profile="gpu", pools={"vision": {"batch_size": 4}})
+    steps.calls.clear()
+    assert set(build(other, output).reused) == {"llm", "tokenizer.json"}
+
+
+def test_gpus_need_a_checkpoint_with_weights(tmp_path: Path, checkpoint: Path, output: Path) -> None:
+    with pytest.raises(BuildError, match=r"tensorrt is not installed: build in the image|is no Hugging Face folder"):
+        build(write_deployment(tmp_path, profile="gpu"), output)
+
+
+def test_the_llms_files_are_linked(tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "blob").write_bytes(b"weights")
+    (tmp_path / "hub" / "model.safetensors").symlink_to("../blob")
+    link_checkpoint(tmp_path / "hub", tmp_path / "llm")
+    linked = tmp_path / "llm" / "model.safetensors"
+    assert not linked.is_symlink()
+    assert linked.samefile(tmp_path / "blob")
 
 
 @pytest.mark.parametrize(
