@@ -45,7 +45,7 @@ def _arrival(request: Any) -> Arrival:
 def _send(request: Any, sender: Any, answer: Encoded | ServingError) -> None:
     """`request` is kept until now, as its tiles lie in memory of its own."""
     response = (
-        triton_io.stage_error_response(answer)
+        triton_io.error_response(answer)
         if isinstance(answer, ServingError)
         else triton_io.response({"visual_tokens": answer.visual_tokens, "encode_ms": answer.encode_ms})
     )
