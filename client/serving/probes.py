@@ -87,7 +87,8 @@ def _body(model: str) -> dict[str, Any]:
     if model == "image_decode":
         return {"parameters": _PROBE, "inputs": [_tensor("image", [1, 1], "BYTES", [""])]}
     if model == "vision_encoder":
-        return {"parameters": _PROBE, "inputs": [_tensor("tiles", [1, 1, 1, 1, 3], "UINT8", [0, 0, 0])]}
+        tiles = _tensor("tiles", [1, 1, 1, 1, 3], "UINT8", [0, 0, 0])
+        return {"parameters": _PROBE, "inputs": [tiles, _tensor("picture_size", [1, 2], "INT32", [1, 1])]}
     return {"op": "ping"} if model.startswith("llm_decoder_") else {"text_input": "", **_PROBE}
 
 
