@@ -296,5 +296,5 @@ def test_the_demo_model_answers_about_a_picture(browser: Browser, demo_gateway: 
         with page.expect_response("**/chat/completions") as refused:
             ask(page, "What is it?")
         sentence = refused.value.json()["error"]["message"]
-        assert "image[0]" in sentence
+        assert "image[1]" in sentence  # the conversation begins with the circle
         expect(page.get_by_role("alert").filter(has_text=sentence)).to_be_visible()
