@@ -22,7 +22,7 @@ from python_backends.engines.protocol import Finish, StepReport, submissions_fro
 STEP_MS_VARIABLE = "FAKE_ENGINE_STEP_MS"
 FIRST_TOKEN_ID, TOKEN_IDS = 1000, 1000  # plain words in any tokenizer of this size
 
-_REAL = "python_backends.engines.llm_openvino:LlmEngine"
+_REAL = "TEXT[deployment.pools.text.device]"  # what the model asks its worker to run
 _FAKE = "perf.fake_engine:FakeEngine"
 
 Arrays = list[NDArray[Any]]
@@ -95,8 +95,13 @@ def copy_with_fake_engine(composed: Path, target: Path) -> Path:
     models = target / "model_repository"
     shutil.copytree(composed / "model_repository", models)
     for model in models.glob("llm_decoder_*/1/model.py"):
-        source = model.read_text()
-        if _REAL not in source:
-            raise ValueError(f"{model} does not name {_REAL}")
-        model.write_text(source.replace(_REAL, _FAKE))
+        replace_engine(model, _FAKE)
     return target
+
+
+def replace_engine(model: Path, engine: str) -> None:
+    """Have a decoder's model.py run this class (ValueError: it does not choose its engine as it did)."""
+    source = model.read_text()
+    if _REAL not in source:
+        raise ValueError(f"{model} does not name {_REAL}")
+    model.write_text(source.replace(_REAL, f'"{engine}"'))

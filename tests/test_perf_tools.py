@@ -2,11 +2,13 @@
 
 import base64
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from client.types import VlmError
+from perf.fake_engine import replace_engine
 from perf.knee import knee, with_max_running
 from perf.load.openai_target import chat_body
 from perf.tools import inputs
@@ -105,3 +107,12 @@ def test_aiperf_gets_the_served_tokenizer_as_a_folder(tmp_path: Path) -> None:
     folder = Path(command[command.index("--tokenizer") + 1])
     assert (folder / "tokenizer.json").read_text() == file.read_text()
     assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_the_decoder_runs_the_engine_that_a_measurement_puts_in(tmp_path: Path) -> None:
+    model = tmp_path / "model.py"
+    shutil.copy(Path(__file__).parents[1] / "model_repository" / "llm_decoder" / "1" / "model.py", model)
+    replace_engine(model, "perf.fake_engine:FakeEngine")
+    assert '"perf.fake_engine:FakeEngine",' in model.read_text()
+    with pytest.raises(ValueError, match="does not name"):
+        replace_engine(model, "perf.fake_engine:FakeEngine")

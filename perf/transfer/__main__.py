@@ -24,12 +24,12 @@ from tritonclient.utils import InferenceServerException
 from client.serving.ports import choose_ports
 from client.serving.process import TritonProcess, wait_until
 from client.serving.runtime import find_runtime
+from perf.fake_engine import replace_engine
 from perf.transfer.receiver import HIDDEN_OF
 from python_backends.deployment import BUILT_FILE, parse_deployment
 
 HERE = Path(__file__).parent
 ROOMS = HERE.parents[1] / "model_repository"
-ENGINE = "python_backends.engines.llm_openvino:LlmEngine"
 
 
 def compose(output: Path) -> None:
@@ -41,10 +41,7 @@ def compose(output: Path) -> None:
     shutil.copytree(HERE / "models" / "pusher", models / "pusher", ignore=ignore)
     config = models / "llm_decoder_0" / "config.pbtxt"
     config.write_text(config.read_text().replace('name: "llm_decoder"', 'name: "llm_decoder_0"'))
-    decoder = models / "llm_decoder_0" / "1" / "model.py"
-    source = decoder.read_text()
-    assert ENGINE in source
-    decoder.write_text(source.replace(ENGINE, "perf.transfer.receiver:Receiver"))
+    replace_engine(models / "llm_decoder_0" / "1" / "model.py", "perf.transfer.receiver:Receiver")
     artifacts.mkdir()
     deployment = parse_deployment({"checkpoint": "none"}, "perf.transfer")
     (artifacts / BUILT_FILE).write_text(deployment.model_dump_json())
