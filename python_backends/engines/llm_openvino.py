@@ -19,10 +19,8 @@ import openvino as ov
 import openvino_genai as genai
 from numpy.typing import NDArray
 
-from python_backends.checkpoint import Checkpoint, load_checkpoint
-from python_backends.deployment import Deployment
+from python_backends.checkpoint import Checkpoint
 from python_backends.embeddings.region import PoolReader
-from python_backends.engines.intake import Intake
 from python_backends.engines.prefix import PrefixAccount
 from python_backends.engines.protocol import (
     VISUAL_TOKEN,
@@ -33,10 +31,9 @@ from python_backends.engines.protocol import (
     VisualRows,
 )
 from python_backends.engines.slices import PrefillSlices
+from python_backends.engines.text_engine import TextEngine
 from python_backends.pools import TextPool
 from python_backends.sampling import SamplingParams
-
-Arrays = list[NDArray[Any]]
 
 KV_BLOCK_TOKENS = 32  # OpenVINO's block size on CPUs
 _FIRST_SLICE_ID = 1 << 63  # beyond every request's
@@ -66,15 +63,12 @@ class _Slice:
         self._handle.cancel()
 
 
-class LlmEngine:
-    """One replica of the LLM. Config: {"artifacts": folder, "deployment": validated deployment as a dict}."""
+class LlmEngine(TextEngine[_Sequence]):
+    """One replica of the LLM."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        artifacts = Path(config["artifacts"])
-        deployment = Deployment.model_validate(config["deployment"])
-        pool = deployment.pools.text
-        self._checkpoint = load_checkpoint(artifacts)
-        self._intake = Intake(self._checkpoint, deployment.limits.context_tokens)
+        super().__init__(config)
+        pool, artifacts = self._deployment.pools.text, self._artifacts
         self._embed = _text_embeddings(artifacts / "llm", pool)
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(artifacts / "llm"), _scheduler_config(pool, self._checkpoint), "CPU", _device_properties(pool)
@@ -83,30 +77,10 @@ class LlmEngine:
         kv_blocks = _kv_blocks(pool, self._checkpoint) if pool.prefix_caching else 0
         self._prefixes = PrefixAccount(kv_blocks, KV_BLOCK_TOKENS)
         self._prompt_tokens = self._reused_tokens = 0  # since the last report
-        self._sequences: dict[int, _Sequence] = {}
         self._slices = PrefillSlices(pool.prefill_slice_tokens, self._start_slice)
         self._slice_ids = itertools.count(_FIRST_SLICE_ID)
         self._warm_up()
         self._prompt_tokens = self._reused_tokens = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step has anything to do."""
-        return bool(self._sequences)
-
-    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`submit`: arrays named by meta["names"], texts in meta; `cancel`: an array of request ids; `stats`.
-
-        `submit` answers with meta["refused"], a tagged error for each request id that the engine does not take.
-        """
-        if op == "submit":
-            return [], {"refused": self._intake.take(meta["names"], arrays, meta, self._sequences, self._submit)}
-        elif op == "cancel":
-            for request_id in arrays[0].tolist():
-                self._cancel(request_id)
-        elif op != "stats":
-            raise ValueError(f"unknown operation {op!r}")
-        return [], self._stats()
 
     def step(self) -> StepReport | None:
         """One step of the token loop: prefill chunks and one token for each running sequence."""
@@ -141,13 +115,12 @@ class LlmEngine:
         return _Slice(self._start(next(self._slice_ids), np.ascontiguousarray(embeddings), sampling))
 
     def _cancel(self, request_id: int) -> None:
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            sequence.cancelled = True
-            if sequence.handle is None:
-                self._slices.cancel(request_id)
-            else:
-                sequence.handle.cancel()
+        sequence = self._sequences[request_id]
+        sequence.cancelled = True
+        if sequence.handle is None:
+            self._slices.cancel(request_id)
+        else:
+            sequence.handle.cancel()
 
     def _embeddings(self, tokens: NDArray[np.int32], visuals: VisualRows) -> NDArray[np.float32]:
         """Prompt embeddings [1, tokens, hidden]: text rows looked up, visual rows in their places (ServingError)."""

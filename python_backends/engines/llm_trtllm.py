@@ -10,24 +10,18 @@ import os
 import queue
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
-from python_backends.checkpoint import load_checkpoint
-from python_backends.deployment import Deployment
-from python_backends.engines.intake import Intake
 from python_backends.engines.protocol import NO_VISUALS, EngineLoad, Finish, StepReport, Submission
+from python_backends.engines.text_engine import TextEngine
 from python_backends.engines.trtllm_api import REMEDY, load_api, read_model_facts, sampling_arguments, text_of
 from python_backends.engines.trtllm_loop import AsyncLlm, News
 from python_backends.engines.trtllm_prompts import Prompts
 from python_backends.sampling import SamplingParams
 from python_backends.workers.targets import require, require_cuda
-
-Arrays = list[NDArray[Any]]
 
 _WAIT_S = 0.002  # of a step: calls go between two
 
@@ -38,52 +32,30 @@ class _Sequence:
     started: bool = False  # its first token is out
 
 
-class LlmEngine:
-    """One replica of the LLM. Config: {"artifacts": folder, "deployment": validated deployment as a dict}.
+class LlmEngine(TextEngine[_Sequence]):
+    """One replica of the LLM.
 
     Raises MissingRuntime for what is not there: artifacts, PyTorch, a GPU, TensorRT-LLM.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        artifacts = Path(config["artifacts"])
-        deployment = Deployment.model_validate(config["deployment"])
-        self._checkpoint = load_checkpoint(artifacts)
-        self._intake = Intake(self._checkpoint, deployment.limits.context_tokens)
-        self._stall_s = deployment.pools.text.stall_timeout_ms / 1000
+        super().__init__(config)
+        pool, artifacts = self._deployment.pools.text, self._artifacts
+        self._stall_s = pool.stall_timeout_ms / 1000
         model = read_model_facts(artifacts)
         arguments = yaml.safe_load(text_of(artifacts / "model.yaml"))
         torch = require("torch", "PyTorch", REMEDY)
         require_cuda(torch)
-        if deployment.pools.text.tensor_parallel == 1:
+        if pool.tensor_parallel == 1:
             # else it spawns an MPI process, which needs trtllm-llmapi-launch around the whole server
             os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
         self._api = load_api()
         self._prompts = Prompts(torch, self._api, model)
         self._llm = AsyncLlm(lambda: self._api.LLM(model=str(artifacts / "llm"), **arguments), torch)
-        self._sequences: dict[int, _Sequence] = {}
         self._heard_s = time.monotonic()
         self._prompt_tokens = self._reused_so_far = 0
         self._warm_up()
         self._prompt_tokens = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step has anything to wait for."""
-        return bool(self._sequences)
-
-    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`submit`: arrays named by meta["names"], texts in meta; `cancel`: an array of request ids; `stats`.
-
-        `submit` answers with meta["refused"], a tagged error for each request id that the engine does not take.
-        """
-        if op == "submit":
-            return [], {"refused": self._intake.take(meta["names"], arrays, meta, self._sequences, self._submit)}
-        if op == "cancel":
-            for request_id in arrays[0].tolist():
-                self._cancel(request_id)
-        elif op != "stats":
-            raise ValueError(f"unknown operation {op!r}")
-        return [], self._stats()
 
     def step(self) -> StepReport | None:
         """What came within a moment.
@@ -123,9 +95,8 @@ class LlmEngine:
         self._prompt_tokens += len(submission.tokens)
 
     def _cancel(self, request_id: int) -> None:
-        if request_id in self._sequences:
-            self._llm.abort(request_id)
-            self._llm.news.put(News(request_id, [], Finish.CANCELLED))
+        self._llm.abort(request_id)
+        self._llm.news.put(News(request_id, [], Finish.CANCELLED))
 
     def _report(self, news: list[News], now: float) -> StepReport:
         timing: list[float] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino.preprocess import PrePostProcessor
 
-Arrays = list[NDArray[Any]]
+from python_backends.engines.vision_worker import BatchedVision
 
 MODEL_FILES = ("model.xml", "model.onnx")
 
 
-class VisionWorker:
+class VisionWorker(BatchedVision):
     """Loads the vision tower and encodes batches of tiles.
 
     One model of dynamic batch size: measured with the demo tower at batches of 1 to 8, it is as fast as one compiled
@@ -43,26 +42,9 @@ class VisionWorker:
         self._request = core.compile_model(processor.build(), "CPU", properties).create_infer_request()
         side = int(config["image_size"])
         for count in (1, self._batch_size):  # the first inference of a shape builds its primitives
-            self._infer(np.zeros((count, side, side, 3), np.uint8))
+            self._encode(np.zeros((count, side, side, 3), np.uint8))
 
-    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`encode`: each array is tiles uint8 [n, H, W, 3]; gives float16 [n x T, hidden] for each.
-
-        meta["encode_ms"] is the time of the whole call.
-        """
-        if op != "encode":
-            raise ValueError(f"unknown operation '{op}'")
-        started = time.perf_counter()
-        tiles = np.concatenate(arrays)
-        batches = [
-            self._infer(tiles[first : first + self._batch_size]) for first in range(0, len(tiles), self._batch_size)
-        ]
-        tokens = np.concatenate(batches)  # [tiles, T, hidden]
-        ends = np.cumsum([len(array) for array in arrays])
-        outputs = [part.reshape(-1, part.shape[-1]) for part in np.split(tokens, ends[:-1])]
-        return outputs, {"encode_ms": (time.perf_counter() - started) * 1000}
-
-    def _infer(self, tiles: NDArray[np.uint8]) -> NDArray[np.float16]:
+    def _encode(self, tiles: NDArray[np.uint8]) -> NDArray[np.float16]:
         self._request.infer([np.ascontiguousarray(tiles)], share_inputs=True)
         return np.array(self._request.get_output_tensor().data)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.engines.tensorrt_encoder import TensorRtEncoder
+from python_backends.engines.vision_worker import BatchedVision
 from python_backends.workers.targets import require, require_cuda
-
-Arrays = list[NDArray[Any]]
 
 MODEL_FILE = "model.plan"
 REMEDY = "run in the image of containers/Dockerfile, which has version 10.14"
 
 
-class VisionWorker:
+class VisionWorker(BatchedVision):
     """Encodes tiles in batches.
 
     config: folder (artifacts of the vision tower), graph_batches (sizes to run as CUDA graphs). Raises MissingRuntime
@@ -31,22 +29,7 @@ class VisionWorker:
         tensorrt = require("tensorrt", "TensorRT", REMEDY)
         plan = Path(config["folder"]) / MODEL_FILE
         self._encoder = TensorRtEncoder(plan, config["graph_batches"], torch, tensorrt)
+        self._batch_size = self._encoder.largest
 
-    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`encode`: each array is tiles uint8 [n, H, W, 3]; gives float16 [n x T, hidden] for each.
-
-        meta["encode_ms"] is the time of the whole call.
-        """
-        if op != "encode":
-            raise ValueError(f"unknown operation '{op}'")
-        started = time.perf_counter()
-        tiles = np.concatenate(arrays)
-        step = self._encoder.largest
-        batches = [
-            np.from_dlpack(self._encoder.encode(tiles[first : first + step]).cpu())
-            for first in range(0, len(tiles), step)
-        ]
-        tokens = np.concatenate(batches)  # [tiles, T, hidden]
-        ends = np.cumsum([len(array) for array in arrays])
-        outputs = [part.reshape(-1, part.shape[-1]) for part in np.split(tokens, ends[:-1])]
-        return outputs, {"encode_ms": (time.perf_counter() - started) * 1000}
+    def _encode(self, tiles: NDArray[np.uint8]) -> NDArray[np.float16]:
+        return np.from_dlpack(self._encoder.encode(tiles).cpu())
