@@ -219,6 +219,8 @@ def _device_properties(pool: TextPool) -> dict[str, Any]:
         "KV_CACHE_PRECISION": "f16",
         # off: 8-bit activations against the 4-bit weights would part from the reference on CPUs with VNNI or AMX
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        # pinned threads begin at the first core in every process, the encoder's and other replicas' too
+        "ENABLE_CPU_PINNING": False,
     }
     if pool.threads:
         properties["INFERENCE_NUM_THREADS"] = pool.threads

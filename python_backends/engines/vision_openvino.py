@@ -35,6 +35,8 @@ class VisionWorker(BatchedVision):
         properties: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, on all threads
             "NUM_STREAMS": "1",
+            # pinned threads begin at the first core in every process: two encoders would share it, the next one idle
+            "ENABLE_CPU_PINNING": False,
             "INFERENCE_PRECISION_HINT": precision(core, str(config["precision"])),
         }
         if config["threads"]:
