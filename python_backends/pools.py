@@ -124,8 +124,9 @@ class TextPool(_Pool):
     replicas: int = Field(1, ge=1, le=64)  # each one its own Triton model: llm_decoder_0, llm_decoder_1, ...
     max_running: int = Field(32, ge=1, le=1024)  # sequences in the token loop at a time
     prefill_tokens: int = Field(256, ge=16)  # prompt tokens in one step: bounds the gap that a prefill makes
-    # prompts longer than this are prefilled in slices of it, so that a short one waits for a slice and not for the
-    # whole of a long one; whole KV blocks of 32 tokens; needs prefix_caching; 0: never
+    # over 0: prompts are prefilled in slices, the shortest rest first, and a step takes between this and prefill_tokens
+    # of them: as many as keep it within scheduler.tbt_slo_ms while others decode. Whole KV blocks of 32 tokens; needs
+    # prefix_caching. 0: whole prompts in order of arrival
     prefill_slice_tokens: int = Field(0, ge=0, multiple_of=32)
     kv_cache_mb: int = Field(512, ge=16)
     prefix_caching: bool = True
@@ -144,6 +145,14 @@ class TextPool(_Pool):
     def _slices_need_it(cls, value: bool, info: ValidationInfo) -> bool:
         if not value and info.data.get("prefill_slice_tokens"):
             raise ValueError("must be true while prefill_slice_tokens is set: a slice is found in the prefix cache")
+        return value
+
+    @field_validator("prefill_slice_tokens")
+    @classmethod
+    def _within_a_step(cls, value: int, info: ValidationInfo) -> int:
+        most = info.data.get("prefill_tokens")
+        if most is not None and value > most:
+            raise ValueError(f"must be at most prefill_tokens = {most}")
         return value
 
     @model_validator(mode="after")

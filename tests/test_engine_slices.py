@@ -34,107 +34,132 @@ class FakeSlice:
 
 
 class FakeEngine:
-    """Keeps the slices that it was given."""
+    """Keeps the slices that it was given; its cache has blocks of 32 tokens."""
 
-    def __init__(self, slice_tokens: int) -> None:
+    def __init__(self) -> None:
         self.given: list[FakeSlice] = []
-        self.slices = PrefillSlices(slice_tokens, self._start)
+        self.slices = PrefillSlices(32, self._start)
 
     def _start(self, embeddings: np.ndarray) -> FakeSlice:
         self.given.append(FakeSlice(embeddings.shape[1]))
         return self.given[-1]
 
-    def add(self, request_id: int, tokens: int) -> None:
-        self.slices.add(request_id, np.zeros((1, tokens, 2), np.float32))
+    def add(self, request_id: int, tokens: int, cached: int = 0) -> None:
+        self.slices.add(request_id, np.zeros((1, tokens, 2), np.float32), cached)
 
-
-def test_only_prompts_longer_than_a_slice_are_sliced_and_none_when_it_is_off() -> None:
-    assert [PrefillSlices(64, FakeSlice).takes(n) for n in (64, 65)] == [False, True]  # type: ignore[arg-type]
-    assert not PrefillSlices(0, FakeSlice).takes(10_000)  # type: ignore[arg-type]
+    def step(self, room: int) -> tuple[list[int], int]:
+        """The prompts that go in whole, and the tokens of the step; slices of the step before are done."""
+        for earlier in self.given:
+            earlier.done = True
+        ready, tokens = self.slices.begin_step(room)
+        return [request_id for request_id, _ in ready], tokens
 
 
 def test_one_slice_at_a_time_and_the_whole_prompt_when_only_its_last_is_left() -> None:
-    engine = FakeEngine(64)
+    engine = FakeEngine()
     engine.add(7, 150)
-    assert engine.slices.next_ready() is None
-    assert engine.slices.next_ready() is None  # the first is still running
-    engine.given[0].done = True
-    assert engine.slices.next_ready() is None
-    engine.given[1].done = True
-    ready = engine.slices.next_ready()
-    assert ready is not None
-    assert (ready[0], ready[1].shape[1]) == (7, 150)
+    assert engine.slices.begin_step(64) == ([], 64)
+    assert engine.slices.begin_step(64) == ([], 0)  # the first is still running
+    assert engine.step(64) == ([], 64)
+    assert engine.step(64) == ([7], 22)
     assert [s.tokens for s in engine.given] == [64, 128]
-    assert engine.slices.next_ready() is None
+    assert engine.step(64) == ([], 0)
+
+
+def test_short_prompts_share_a_step_and_a_slice_takes_the_room_that_they_leave() -> None:
+    engine = FakeEngine()
+    engine.add(1, 500)
+    engine.add(2, 20)
+    engine.add(3, 10)
+    assert engine.step(100) == ([3, 2], 30 + 64)
+    assert [s.tokens for s in engine.given] == [64]
+    assert engine.step(31) == ([], 0)  # less than a block
+
+
+def test_what_the_cache_holds_is_not_sliced_again() -> None:
+    engine = FakeEngine()
+    engine.add(1, 200, cached=140)
+    assert engine.step(32) == ([], 32)
+    assert engine.given[0].tokens == 128 + 32
+    assert engine.step(64) == ([1], 40)
 
 
 def test_cancelled_prompt_ends_its_slice_and_leaves_the_others_their_turn() -> None:
-    engine = FakeEngine(64)
+    engine = FakeEngine()
     for request_id in (1, 2, 3):
         engine.add(request_id, 100)
-    engine.slices.next_ready()
+    engine.slices.begin_step(64)
     engine.slices.cancel(2)
     engine.slices.cancel(1)
     assert engine.given[0].cancelled
-    engine.slices.next_ready()
-    engine.given[1].done = True
-    ready = engine.slices.next_ready()
-    assert ready is not None
-    assert ready[0] == 3
+    engine.step(64)
+    assert engine.step(64) == ([3], 36)
 
 
 def run(engine: FakeEngine, arrivals: dict[int, tuple[int, int]] | None = None) -> list[int]:
-    """Step until nothing is left; arrivals: before which slice (by count) comes which prompt (request id, tokens)."""
+    """Steps of 64 until nothing is left; arrivals: before which step comes which prompt (request id, tokens)."""
     arrivals, out = dict(arrivals or {}), []
-    for _ in range(5000):
-        if (coming := arrivals.pop(len(engine.given), None)) is not None:
+    for number in range(5000):
+        if (coming := arrivals.pop(number, None)) is not None:
             engine.add(*coming)
-        ready = engine.slices.next_ready()
-        if ready is not None:
-            out.append(ready[0])
-        elif engine.given and not engine.given[-1].done:
-            engine.given[-1].done = True
-        else:
+        ready, tokens = engine.step(64)
+        assert tokens <= 64
+        out += ready
+        if not tokens and not arrivals:
             break
     return out
 
 
 def test_the_shortest_goes_first_also_when_it_comes_later() -> None:
-    engine = FakeEngine(64)
+    engine = FakeEngine()
     engine.add(1, 3000)
     engine.add(2, 300)
     assert run(engine, {3: (3, 200), 30: (4, 100)}) == [2, 3, 4, 1]
 
 
 def test_equals_go_in_order_and_the_one_begun_is_ended_first() -> None:
-    engine = FakeEngine(64)
+    engine = FakeEngine()
     for request_id in (1, 2, 3):
-        engine.add(request_id, 500)
+        engine.add(request_id, 512)
     assert run(engine) == [1, 2, 3]
-    assert [s.tokens for s in engine.given] == list(range(64, 500, 64)) * 3
+    assert [s.tokens for s in engine.given] == list(range(64, 512, 64)) * 3
 
 
 @settings(deadline=None)  # hundreds of steps
 @given(tokens=st.integers(200, 3000), others=st.integers(65, 200))
 def test_a_long_prompt_lets_only_so_much_pass(tokens: int, others: int) -> None:
-    engine = FakeEngine(64)
+    engine = FakeEngine()
     engine.add(0, tokens)
-    # others come without end, one before every slice
+    # others come without end, one before every step
     out = run(engine, {count: (count + 1, others) for count in range(400)})
-    came_in_time = (4 * tokens + tokens) / 64 + 3  # while four times its tokens passed it, and it had slices itself
+    # while four times its tokens passed it, and it had slices itself; whole blocks fill a step by more than half
+    came_in_time = (4 * tokens + tokens) / 33 + 3
     assert out.index(0) <= came_in_time
 
 
-@given(prompts=st.lists(st.integers(65, 900), max_size=6), cancels=st.sets(st.integers(0, 5)))
-def test_every_prompt_comes_out_once_after_all_its_slices(prompts: list[int], cancels: set[int]) -> None:
-    engine = FakeEngine(64)
-    for request_id, tokens in enumerate(prompts):
-        engine.add(request_id, tokens)
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 900), st.floats(0, 1)), max_size=6),
+    cancels=st.sets(st.integers(0, 5)),
+    rooms=st.lists(st.integers(32, 300), min_size=1),
+)
+def test_every_prompt_comes_out_once_with_all_its_tokens_and_no_step_is_larger_than_its_room(
+    prompts: list[tuple[int, float]], cancels: set[int], rooms: list[int]
+) -> None:
+    engine = FakeEngine()
+    for request_id, (tokens, cached) in enumerate(prompts):
+        engine.add(request_id, tokens, int(cached * (tokens - 1)))
     for request_id in cancels:
         engine.slices.cancel(request_id)
+    out, total = [], 0
+    for number in range(1000):
+        room = rooms[number % len(rooms)]
+        ready, tokens = engine.step(room)
+        assert tokens <= room
+        out += ready
+        total += tokens
     kept = [n for n in range(len(prompts)) if n not in cancels]
-    assert sorted(run(engine)) == kept
-    assert sorted(s.tokens for s in engine.given) == sorted(t for n in kept for t in range(64, prompts[n], 64))
+    assert sorted(out) == kept
+    assert total == sum(prompts[n][0] - int(prompts[n][1] * (prompts[n][0] - 1)) // 32 * 32 for n in kept)
 
 
 @pytest.mark.server
@@ -146,7 +171,7 @@ def test_real_engine_gives_the_same_tokens_and_a_short_prompt_does_not_wait_for_
 
     def answers(slice_tokens: int) -> tuple[dict[int, list[int]], list[int]]:
         built = load_built_deployment(demo_artifacts)
-        changes = {"prefill_slice_tokens": slice_tokens, "prefill_tokens": 32}
+        changes = {"prefill_slice_tokens": slice_tokens, "prefill_tokens": 64}
         text = built.pools.text.model_copy(update=changes)
         deployment = built.model_copy(update={"pools": built.pools.model_copy(update={"text": text})})
         config = {"artifacts": str(demo_artifacts), "deployment": deployment.model_dump(mode="json")}

@@ -12,7 +12,7 @@ from perf.workloads import Workload, make_workload
 
 LOAD = 0.7  # of the monolith's capacity
 BURST_LOAD = 0.5  # outside the burst, which is far over capacity
-SATURATED = 16  # requests in flight in a saturation run
+SATURATED = 8  # requests in flight in a saturation run, a fraction of all: what runs out at its end is no saturation
 KINDS = ("single-text", "single-image")  # of calibration: alone (for SLOs), and as many as it takes (for capacity)
 SLO_FACTOR = 5
 
@@ -51,7 +51,7 @@ LEVELS = {
             (1,),
             (),
             3,
-            {"single-text": 12, "single-image": 6},
+            {"single-text": 24, "single-image": 12},
             1,
             QUICK_TAIL,
         ),
@@ -62,7 +62,7 @@ LEVELS = {
             (1,),
             (),
             4,
-            {"single-text": 16, "single-image": 8},
+            {"single-text": 24, "single-image": 12},
             1,
             QUICK_TAIL,
         ),
@@ -73,7 +73,7 @@ LEVELS = {
             (1, 2, 3),
             ("split-cores", "split-equal"),
             8,
-            {"single-text": 32, "single-image": 24},
+            {"single-text": 48, "single-image": 24},
             3,
             TAIL,
         ),

@@ -31,6 +31,7 @@ from python_backends.engines.protocol import (
     VisualRows,
 )
 from python_backends.engines.slices import PrefillSlices
+from python_backends.engines.step_size import StepSize
 from python_backends.engines.text_engine import TextEngine
 from python_backends.pools import TextPool
 from python_backends.sampling import SamplingParams
@@ -77,7 +78,10 @@ class LlmEngine(TextEngine[_Sequence]):
         kv_blocks = _kv_blocks(pool, self._checkpoint) if pool.prefix_caching else 0
         self._prefixes = PrefixAccount(kv_blocks, KV_BLOCK_TOKENS)
         self._prompt_tokens = self._reused_tokens = 0  # since the last report
-        self._slices = PrefillSlices(pool.prefill_slice_tokens, self._start_slice)
+        # without slices the engine takes whole prompts, first come, first served
+        self._slices = PrefillSlices(KV_BLOCK_TOKENS, self._start_slice) if pool.prefill_slice_tokens else None
+        slo_s = self._deployment.scheduler.tbt_slo_ms / 1e3
+        self._step_size = StepSize(pool.prefill_slice_tokens, pool.prefill_tokens, slo_s)
         self._slice_ids = itertools.count(_FIRST_SLICE_ID)
         self._warm_up()
         self._prompt_tokens = self._reused_tokens = 0
@@ -87,24 +91,35 @@ class LlmEngine(TextEngine[_Sequence]):
         begin = time.monotonic()
         for sequence in self._sequences.values():
             sequence.scheduled_s = sequence.scheduled_s or begin
-        ready = self._slices.next_ready()
-        if ready is not None:
-            sequence = self._sequences[ready[0]]
-            sequence.handle = self._start(*ready, sequence.sampling)
+        prompt_tokens = self._fill_step()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        return self._collect(time.monotonic())
+        now = time.monotonic()
+        self._step_size.took(prompt_tokens, now - begin)
+        return self._collect(now)
+
+    def _fill_step(self) -> int:
+        """Start the slices and prompts of the next step; gives their tokens."""
+        if self._slices is None:
+            return 0
+        room = self._step_size.room(any(sequence.started for sequence in self._sequences.values()))
+        ready, tokens = self._slices.begin_step(room)
+        for request_id, embeddings in ready:
+            sequence = self._sequences[request_id]
+            sequence.handle = self._start(request_id, embeddings, sequence.sampling)
+        return tokens
 
     def _submit(self, submission: Submission) -> None:
         embeddings = self._embeddings(submission.tokens, submission.visuals)
         request_id, handle = submission.request_id, None
-        if self._slices.takes(len(submission.tokens)):
-            self._slices.add(request_id, embeddings)
-        else:
+        cached = self._prefixes.enter(embeddings[0])
+        if self._slices is None:
             handle = self._start(request_id, embeddings, submission.sampling)
+        else:
+            self._slices.add(request_id, embeddings, cached)
         self._sequences[request_id] = _Sequence(handle, submission.sampling, time.monotonic())
         self._prompt_tokens += embeddings.shape[1]
-        self._reused_tokens += self._prefixes.enter(embeddings[0])
+        self._reused_tokens += cached
 
     def _start(self, request_id: int, embeddings: NDArray[np.float32], sampling: SamplingParams) -> Any:
         config = _generation_config(sampling, self._checkpoint.eos_token_ids)
@@ -117,10 +132,10 @@ class LlmEngine(TextEngine[_Sequence]):
     def _cancel(self, request_id: int) -> None:
         sequence = self._sequences[request_id]
         sequence.cancelled = True
-        if sequence.handle is None:
-            self._slices.cancel(request_id)
-        else:
+        if sequence.handle is not None:
             sequence.handle.cancel()
+        elif self._slices is not None:
+            self._slices.cancel(request_id)
 
     def _embeddings(self, tokens: NDArray[np.int32], visuals: VisualRows) -> NDArray[np.float32]:
         """Prompt embeddings [1, tokens, hidden]: text rows looked up, visual rows in their places (ServingError)."""
