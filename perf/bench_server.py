@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 
 from client.serving.compose import compose
-from client.serving.errors import ServeError
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from perf.fake_engine import STEP_MS_VARIABLE, copy_with_fake_engine
@@ -24,6 +23,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=Path("build/demo-cpu"))
     parser.add_argument("--engine", choices=("real", "fake"), default="real", help="fake: no model, only its traffic")
     parser.add_argument("--step-ms", type=float, default=5.0, help="pace of the fake engine")
+
+
+def add_mix_options(parser: argparse.ArgumentParser, *, requests: int, image_share: float, clients: int) -> None:
+    """What it is sent (`perf.mix`); the values are the defaults."""
+    parser.add_argument("--requests", type=int, default=requests)
+    parser.add_argument("--image-share", type=float, default=image_share)
+    parser.add_argument("--clients", type=int, default=clients)
+    parser.add_argument("--seed", type=int, default=7)
 
 
 def fresh_server(options: argparse.Namespace) -> Server:
@@ -39,11 +46,12 @@ def fresh_server(options: argparse.Namespace) -> Server:
 @contextlib.contextmanager
 def watched(server: Server) -> Iterator[Server]:
     """The server running, and watched over as `tvlm serve` does."""
-
-    def run() -> None:
-        with contextlib.suppress(ServeError):  # it ends when the block does
-            server.run()
-
+    over = threading.Event()
     with server:
-        threading.Thread(target=run, name="watch", daemon=True).start()
-        yield server
+        watch = threading.Thread(target=server.run, args=(over,), name="watch", daemon=True)
+        watch.start()
+        try:
+            yield server
+        finally:  # before the server ends: its stubs would seem lost
+            over.set()
+            watch.join()

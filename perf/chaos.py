@@ -25,7 +25,7 @@ import psutil
 
 from client import AsyncVlmClient, RetryPolicy, VlmError
 from client.serving.server import Server
-from perf.bench_server import add_options, fresh_server, watched
+from perf.bench_server import add_mix_options, add_options, fresh_server, watched
 from perf.idle import samples, total, wait_until_idle
 from perf.mix import Ask, mix
 from perf.processes import held, stubs, workers
@@ -127,13 +127,10 @@ def main() -> None:
     """Run both, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--image-share", type=float, default=0.4)
-    parser.add_argument("--clients", type=int, default=8)
+    add_mix_options(parser, requests=300, image_share=0.4, clients=8)
     parser.add_argument("--every-s", type=float, default=5.0)
     parser.add_argument("--victims", choices=("workers", "all"), default="workers")
     parser.add_argument("--deadline-s", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     asks = list(mix(options.requests, options.image_share, options.seed))
     with fresh_server(options) as server:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from client import AsyncVlmClient, RetryPolicy, VlmError
-from perf.bench_server import add_options, fresh_server
+from perf.bench_server import add_mix_options, add_options, fresh_server
 from perf.idle import wait_until_idle
 from perf.mix import Ask, mix
 from perf.processes import Held, held
@@ -82,12 +82,9 @@ def main() -> None:
     """Run, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--requests", type=int, default=5000)
+    add_mix_options(parser, requests=5000, image_share=0.3, clients=16)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--image-share", type=float, default=0.3)
     parser.add_argument("--cancelled", type=float, default=0.1)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     asks = list(mix(options.requests, options.image_share, options.seed))
     size = -(-options.requests // options.rounds)

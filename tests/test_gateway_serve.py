@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,12 +17,10 @@ from client.serving.server import Endpoints, Server
 from gateway.settings import load_settings
 from tests.conftest import echo_output, free_ports
 from tests.gateways import ROOT, RunningGateway
+from tests.served import ENVIRONMENT, ServedByTvlm, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.server
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-FAKE_TVLM = ROOT / "tests" / "fakes" / "tvlm_prebuilt.py"
 
 
 @pytest.fixture
@@ -98,43 +95,18 @@ def test_what_the_gateway_cannot_start_with_is_one_line(arguments: list[str], se
     assert sentence in ended.stderr
 
 
-class ServedWithGateway:
-    """`tvlm serve --gateway` on the echo fake, ready."""
-
-    def __init__(self, output: Path) -> None:
-        asked = [f"--{name}-port={port}" for name, port in vars(free_ports()).items()]
-        command = [sys.executable, FAKE_TVLM, "serve", "-d", ROOT / "deployments" / "demo-cpu.yaml", "-o", output]
-        command += ["--host", "127.0.0.1", *asked, "--grace-s=3", f"--gateway-port={free_ports().http}"]
-        self.process = subprocess.Popen(
-            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
-        assert self.process.stdout is not None
-        printed = []
-        for line in self.process.stdout:
-            printed.append(line)
-            if line.startswith("Ready"):
-                break
-        self.url = next(line.split()[-1] for line in printed if line.split()[0] == "gateway")
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
-        self.gateway = next(p for p in self.family if "gateway" in p.cmdline())
-
-
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServedWithGateway]:
-    running = ServedWithGateway(echo_output(tmp_path / "out"))
-    yield running
-    running.process.terminate()
-    running.process.wait(30)
-    for process in running.family:
-        if process.is_running():
-            process.kill()
+def served(tmp_path: Path) -> Iterator[ServedByTvlm]:
+    with serving(echo_output(tmp_path / "out"), f"--gateway-port={free_ports().http}", grace_s=3) as server:
+        yield server
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_serve_starts_the_gateway_beside_the_server_and_ends_it_with_it(
-    served: ServedWithGateway, number: signal.Signals
+    served: ServedByTvlm, number: signal.Signals
 ) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    url = next(line.split()[-1] for line in served.printed if line.split()[0] == "gateway")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     assert client.completions.create(model="vlm", prompt="Hi").choices[0].text.startswith("Hi")
     served.process.send_signal(number)
     served.process.wait(30)
@@ -142,10 +114,9 @@ def test_serve_starts_the_gateway_beside_the_server_and_ends_it_with_it(
     assert alive == []
 
 
-def test_serve_ends_with_an_error_when_its_gateway_does(served: ServedWithGateway) -> None:
-    served.gateway.kill()
-    _, errors = served.process.communicate(timeout=40)
-    assert served.process.returncode == 1
-    assert "the gateway ended by itself" in errors
+def test_serve_ends_with_an_error_when_its_gateway_does(served: ServedByTvlm) -> None:
+    next(process for process in served.family if "gateway" in process.cmdline()).kill()
+    assert served.process.wait(40) == 1
+    assert "the gateway ended by itself" in served.log.read_text()
     _, alive = psutil.wait_procs(served.family, timeout=20)
     assert alive == []

@@ -3,12 +3,10 @@
 import contextlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +20,7 @@ from client.cli import main
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from tests.conftest import ROOT, echo_output, free_ports
-
-DEPLOYMENT = ROOT / "deployments" / "demo-cpu.yaml"
-FAKE_TVLM = ROOT / "tests" / "fakes" / "tvlm_prebuilt.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+from tests.served import DEPLOYMENT, serving
 
 
 @dataclass
@@ -57,44 +52,10 @@ def tvlm(monkeypatch, capsys):
     return run
 
 
-class ServedByTvlm:
-    """A running `tvlm serve` on the echo fake, up to its "Ready" line."""
-
-    def __init__(self, output: Path, deployment: Path = DEPLOYMENT) -> None:
-        self.ports = free_ports()
-        self.grpc = f"grpc://127.0.0.1:{self.ports.grpc}"
-        asked = [f"--{name}-port={port}" for name, port in vars(self.ports).items()]
-        command = [sys.executable, FAKE_TVLM, "serve", "-d", deployment, "-o", output, "--host", "127.0.0.1", *asked]
-        command.append("--grace-s=60")
-        self.process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        self.printed: list[str] = []
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.printed.append(line)
-            if line.startswith("Ready"):
-                break
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
-
-    def next_line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def regions(self) -> list[Path]:
-        return list(Path("/dev/shm").glob(f"*_{self.process.pid}_{self.ports.http}_*"))
-
-    def names(self) -> set[str]:
-        return {process.name()[:15] for process in self.family}
-
-
 @pytest.fixture
 def served(tmp_path):
-    server = ServedByTvlm(echo_output(tmp_path / "out"))
-    yield server
-    server.process.terminate()
-    server.process.wait(30)
-    for process in server.family:
-        if process.is_running():
-            process.kill()
+    with serving(echo_output(tmp_path / "out")) as server:
+        yield server
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)

@@ -17,8 +17,9 @@ import yaml
 
 from client import RetryPolicy, VlmClient, VlmError
 from client.serving.server import Server
+from perf.bench_server import watched
 from tests.conftest import echo_output, free_ports
-from tests.test_serve_cli import DEPLOYMENT, ServedByTvlm
+from tests.served import DEPLOYMENT, ServedByTvlm
 from tests.waiting import until
 
 
@@ -33,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedByTvlm]:
     values = yaml.safe_load(DEPLOYMENT.read_text())
     values |= {"pools": {"text": {"stall_timeout_ms": 1000}}, "serving": {"hang_timeout_s": 3}}
     (output / "impatient.yaml").write_text(yaml.safe_dump(values))
-    server = ServedByTvlm(output, output / "impatient.yaml")
+    server = ServedByTvlm(output, deployment=output / "impatient.yaml")
     yield server
     server.process.kill()
     server.process.wait()
@@ -119,6 +120,17 @@ def test_draining_server_is_not_ready_while_it_answers(tmp_path: Path) -> None:
         stream.close()
     assert served.process.wait(30) == 0
     assert served.regions() == []
+
+
+def test_a_watch_that_ends_before_its_server_takes_no_ended_stub_for_a_lost_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        watched(Server(echo_output(tmp_path / "watched"), free_ports())) as server,
+        VlmClient(server.endpoints.grpc) as vlm,
+    ):
+        assert vlm.generate("Hi").text.startswith("Hi")
+    assert "stub" not in caplog.text
 
 
 def test_strangers_cant_load_or_unload_models(served: ServedByTvlm) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 import urllib3
@@ -89,8 +89,8 @@ class Server:
             (self._process.kill if kind is KeyboardInterrupt else self._process.stop)()
         self._order.close()
 
-    def run(self) -> NoReturn:
-        """Watch over it while it serves, until the exception of a signal handler.
+    def run(self, over: threading.Event | None = None) -> None:
+        """Watch over it while it serves, until `over` is set, or the exception of a signal handler.
 
         A model whose stub is lost is loaded again.
 
@@ -99,13 +99,13 @@ class Server:
         """
         watcher = Watcher(self._control, self._restart, _START_S)
         try:
-            self._watch(watcher)
+            self._watch(watcher, over or threading.Event())
         finally:
             watcher.close()
 
-    def _watch(self, watcher: Watcher) -> NoReturn:
+    def _watch(self, watcher: Watcher, over: threading.Event) -> None:
         watched: TritonProcess | None = None
-        while True:
+        while not over.is_set():
             assert self._process is not None, "run() belongs inside the with block"
             if watched is not self._process:  # at the begin, and after a restart
                 watched = self._process
