@@ -45,6 +45,8 @@ EXPORT := .venv-export
 $(EXPORT)/.installed: pyproject.toml constraints-export.txt
 	$(PYTHON) -m venv $(EXPORT)
 	$(EXPORT)/bin/python -m pip install --quiet --constraint constraints-export.txt --editable '.[cpu,export]' pytest
+	# optimum-intel asks for it and does not use it; it breaks transformers beside any build of torch but its own
+	$(EXPORT)/bin/python -m pip uninstall --quiet --yes torchvision
 	touch $@
 
 test-export: $(EXPORT)/.installed ## Hugging Face checkpoints of every family: exported, served, held against transformers

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 _NEEDS = {
     "export/test_vision_onnx.py": ("torch", "transformers", "onnxscript", "onnxruntime"),
     "export/test_end_to_end.py": ("torch", "transformers", "optimum", "nncf"),
+    "export/test_llm_weights.py": ("torch", "transformers", "optimum", "nncf"),
     "export/test_gpu_build.py": ("torch", "transformers", "onnxscript", "tensorrt_rtx"),
 }
 _MISSING = {

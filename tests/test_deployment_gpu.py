@@ -61,6 +61,7 @@ def test_profiles_cover_every_batch_once() -> None:
     [
         ({"vision": {"threads": 2}}, "threads is heeded on device cpu only: leave it out with device gpu"),
         ({"text": {"kv_cache_mb": 4096}}, "kv_cache_mb is heeded on device cpu only"),
+        ({"text": {"weights": "int4"}}, "weights is heeded on device cpu only"),
         ({"text": {"gpus": [0, 1]}}, "replicas = 1 of tensor_parallel = 1 need 1 gpus, not 2"),
         (
             {"text": {"replicas": 2, "tensor_parallel": 2, "gpus": [0, 1, 2, 3]}},

@@ -6,23 +6,29 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import nncf
 import openvino as ov
 import torch
 from optimum.exporters.openvino import main_export
-from optimum.intel import OVConfig, OVWeightQuantizationConfig
+from optimum.intel import OVConfig
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from build_engines.errors import BuildError
 from build_engines.llm_openvino import write_llm
 
 _TASK = "text-generation-with-past"
-_BITS = {"int8": 8, "int4": 4}
+# `main_export` leaves the weights as they are when it is told how to store them: only its command line compresses
+_STORED: dict[str, dict[str, Any]] = {
+    "f32": {},
+    "int8": {"mode": nncf.CompressWeightsMode.INT8_ASYM},
+    "int4": {"mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 128, "ratio": 1.0},  # embeddings, head: int8
+}
 
 
 def build_llm(checkpoint: Path, output: Path, weights: str) -> None:
     """Write everything that `ContinuousBatchingPipeline(output, ...)` needs to take embeddings [1, tokens, hidden].
 
-    `weights` is f32, int8 or int4 (asymmetric, in groups, as optimum-intel has them by default).
+    `weights` is f32, int8 (asymmetric, a scale a row) or int4 (asymmetric, in groups of 128).
 
     Raises:
         BuildError: optimum-intel can't export it.
@@ -33,20 +39,17 @@ def build_llm(checkpoint: Path, output: Path, weights: str) -> None:
         _save_language_model(checkpoint, plain)
         try:
             main_export(
-                str(plain), exported, task=_TASK, ov_config=_config(weights), library_name="transformers",
+                str(plain), exported, task=_TASK, ov_config=OVConfig(dtype="fp32"), library_name="transformers",
                 convert_tokenizer=True,
             )  # fmt: skip
         except (ValueError, RuntimeError, KeyError) as error:
             raise BuildError(f"optimum-intel can't export the LLM: {' '.join(str(error).split())[:300]}") from error
         if not (exported / "openvino_detokenizer.xml").is_file():
             raise BuildError(f"checkpoint {checkpoint}: OpenVINO can't convert its tokenizer")
-        write_llm(ov.Core().read_model(exported / "openvino_model.xml"), exported, output)
-
-
-def _config(weights: str) -> OVConfig:
-    if weights == "f32":
-        return OVConfig(dtype="fp32")
-    return OVConfig(quantization_config=OVWeightQuantizationConfig(bits=_BITS[weights]))
+        model = ov.Core().read_model(exported / "openvino_model.xml")
+        if _STORED[weights]:
+            model = nncf.compress_weights(model, **_STORED[weights])
+        write_llm(model, exported, output)
 
 
 def _save_language_model(checkpoint: Path, folder: Path) -> None:
