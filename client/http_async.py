@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 
-from client.http_protocol import HEADERS, EventParser, Timeout, cut_off, nobody_there, outputs_of, refusal, url_of
+from client.http_protocol import HEADERS, StreamedAnswer, Timeout, cut_off, nobody_there, outputs_of, refusal, url_of
 from client.request import AnswerBuilder, VlmRequest
 from client.types import Answer, AsyncTextStream
 
@@ -61,20 +60,18 @@ class _AsyncHttpStream(AsyncTextStream):
         self._request = request
         self._timeout = Timeout(request.timeout_s)
         self._response: aiohttp.ClientResponse | None = None
-        self._parser = EventParser()
-        self._ready: deque[bytes] = deque()
-        self._builder = AnswerBuilder()
+        self._received = StreamedAnswer()
 
     @property
     def answer(self) -> Answer:
-        return self._builder.answer()
+        return self._received.answer
 
     async def __anext__(self) -> str:
         try:
             async with _errors(self._transport.base_url, self._timeout):
-                while not self._ready:
-                    self._ready.extend(self._parser.feed(await self._chunk()))
-            return self._builder.add(outputs_of(self._ready.popleft()))
+                while not self._received.has_next:
+                    self._received.feed(await self._chunk())
+            return self._received.next_text()
         except BaseException:
             await self.aclose()
             raise

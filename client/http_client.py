@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import urllib3
 
-from client.http_protocol import HEADERS, EventParser, Timeout, cut_off, nobody_there, outputs_of, refusal, url_of
+from client.http_protocol import HEADERS, StreamedAnswer, Timeout, cut_off, nobody_there, outputs_of, refusal, url_of
 from client.request import AnswerBuilder, VlmRequest
 from client.types import Answer, TextStream
 
@@ -57,21 +56,19 @@ class _HttpStream(TextStream):
         self._chunks = response.stream(amt=_CHUNK_BYTES)
         self._base_url = base_url
         self._timeout = timeout
-        self._parser = EventParser()
-        self._ready: deque[bytes] = deque()
-        self._builder = AnswerBuilder()
+        self._received = StreamedAnswer()
 
     @property
     def answer(self) -> Answer:
-        return self._builder.answer()
+        return self._received.answer
 
     def __next__(self) -> str:
         try:
             with _errors(self._base_url, self._timeout):
-                while not self._ready:
+                while not self._received.has_next:
                     self._timeout.check()
-                    self._ready.extend(self._parser.feed(next(self._chunks)))
-            return self._builder.add(outputs_of(self._ready.popleft()))
+                    self._received.feed(next(self._chunks))
+            return self._received.next_text()
         except BaseException:
             self.close()
             raise

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.request import MODEL, VlmRequest, error_of
-from client.types import VlmError
+from client.request import MODEL, AnswerBuilder, VlmRequest, error_of
+from client.types import Answer, VlmError
 
 # Triton's statuses as its HTTP front end sends them. 400 is not among them: Triton 24.10 answers with it whatever a
 # model refuses, for any reason; over gRPC the status is kept.
@@ -50,6 +51,33 @@ class EventParser:
         self._pending += chunk
         *events, self._pending = self._pending.split(b"\n\n")
         return [event.removeprefix(b"data:") for event in events]
+
+
+class StreamedAnswer:
+    """An answer that comes as a text/event-stream."""
+
+    def __init__(self) -> None:
+        self._parser = EventParser()
+        self._events: deque[bytes] = deque()
+        self._builder = AnswerBuilder()
+
+    @property
+    def answer(self) -> Answer:
+        """What has been taken so far."""
+        return self._builder.answer()
+
+    @property
+    def has_next(self) -> bool:
+        """Whether an event is there that has not been taken."""
+        return bool(self._events)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take in what was received."""
+        self._events.extend(self._parser.feed(chunk))
+
+    def next_text(self) -> str:
+        """The text of the next event (VlmError: it is an error)."""
+        return self._builder.add(outputs_of(self._events.popleft()))
 
 
 def outputs_of(body: bytes) -> dict[str, Any]:

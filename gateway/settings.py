@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from client.api import parse_url
 from client.types import VlmError
 from python_backends.validation import explain
+from python_backends.yaml_file import read_mapping
 
 KEYS_VARIABLE = "TVLM_API_KEYS"
 _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
@@ -113,7 +113,8 @@ def load_settings(path: Path | None, **changes: Any) -> GatewaySettings:
     Raises:
         SettingsError: the file can't be read, or a key or value is not acceptable.
     """
-    values = {**_read(path), **{name: value for name, value in changes.items() if value is not None}}
+    read = {} if path is None else read_mapping(path, "gateway settings file", SettingsError)
+    values = {**read, **{name: value for name, value in changes.items() if value is not None}}
     try:
         settings = GatewaySettings.model_validate(values)
     except ValidationError as error:
@@ -126,17 +127,3 @@ def load_settings(path: Path | None, **changes: Any) -> GatewaySettings:
 def keys_from_environment() -> tuple[str, ...]:
     """The keys in TVLM_API_KEYS, separated by commas."""
     return tuple(key for key in os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split() if key)
-
-
-def _read(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise SettingsError(f"gateway settings {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"gateway settings {path} are not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise SettingsError(f"gateway settings {path} must be a mapping")
-    return raw

@@ -26,9 +26,9 @@ import psutil
 from PIL import Image
 from pillow_heif import register_heif_opener
 
+from perf.decode_stage import artifacts_in, started, submit
 from python_backends.errors import ServingError
 from python_backends.media.stage import DecodeStage
-from tests.media.driving import artifacts_in, started, submit
 
 SIDE = 8000  # 64 million pixels: the default of limits.image_pixels_mp
 POOL = {"threads": 1, "timeout_ms": 60_000}

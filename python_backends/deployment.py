@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from python_backends.pools import Device, Pools, Section
 from python_backends.validation import explain
+from python_backends.yaml_file import read_mapping
 
 BUILT_FILE = "deployment.json"
 
@@ -123,15 +123,7 @@ def load_deployment(path: Path) -> Deployment:
     Raises:
         DeploymentError: the file is missing, is not YAML, or a key or value is not acceptable.
     """
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise DeploymentError(f"deployment file {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DeploymentError(f"deployment file {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise DeploymentError(f"deployment file {path} must be a mapping with at least the key 'checkpoint'")
-    deployment = parse_deployment(raw, str(path))
+    deployment = parse_deployment(read_mapping(path, "deployment file", DeploymentError), str(path))
     checkpoint = deployment.checkpoint
     if not checkpoint.is_absolute():
         checkpoint = Path(os.path.normpath(path.resolve().parent / checkpoint))

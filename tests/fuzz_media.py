@@ -24,9 +24,9 @@ from pathlib import Path
 
 import psutil
 
+from perf.decode_stage import artifacts_in, started, submit
 from python_backends.errors import ServingError, Status
 from python_backends.media.stage import DecodeStage
-from tests.media.driving import artifacts_in, started, submit
 from tests.media.make_corpus import FOLDER
 
 SECONDS_A_FILE = 2.0

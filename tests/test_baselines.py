@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from perf.baselines.loop import TokenLoop
 from perf.baselines.service import VlmService, start
+from perf.fake_engine import FakeEngine
 from perf.load import OK, GrpcTarget, Run, open_loop
 from perf.workloads import Request, make_workload
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, Limits
-from tests.fakes.llm_engine import FakeLlm
 from tests.fakes.tokenizer import byte_tokenizer
 from tests.test_router_prompt import TEMPLATE
 
@@ -59,7 +59,7 @@ def artifacts(tmp_path: Path) -> Path:
 
 
 async def drive(artifacts: Path, encoder: FakeEncoder, policy: str, asked: list[Request]) -> Run:
-    loop = TokenLoop(FakeLlm({}), encoder, policy)
+    loop = TokenLoop(FakeEngine({}), encoder, policy)
     server, port = await start(VlmService(artifacts, loop, threads=1), 0)
     target = GrpcTarget([f"grpc://127.0.0.1:{port}"])
     try:

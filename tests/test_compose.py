@@ -227,6 +227,10 @@ def test_a_killed_build_s_finished_steps_are_kept_unless_their_inputs_change(
 @pytest.fixture
 def huggingface(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(facts, "_is_installed", lambda name: True)
+    return as_huggingface(checkpoint)
+
+
+def as_huggingface(checkpoint: Path) -> Path:
     (checkpoint / "vision.onnx").unlink()
     (checkpoint / "model.safetensors").write_bytes(b"weights")
     return checkpoint

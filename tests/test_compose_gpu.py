@@ -18,7 +18,7 @@ from build_engines.warmup import add_warmup
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import load_deployment, parse_deployment
 from python_backends.workers.targets import gpu_environment
-from tests.test_compose import FakeSteps, checkpoint, output, steps, write_deployment  # noqa: F401
+from tests.test_compose import FakeSteps, as_huggingface, checkpoint, output, steps, write_deployment  # noqa: F401
 from tests.test_deployment_gpu import GPU_FILES
 
 CHECKPOINT = Checkpoint(
@@ -113,9 +113,7 @@ def huggingface(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Hugging Face folder, on a machine that has what exports it; the steps themselves are faked."""
     monkeypatch.setattr(facts, "_is_installed", lambda name: name != "optimum.intel")
     monkeypatch.setattr("build_engines.fingerprint.metadata.version", lambda name: "1")
-    (checkpoint / "vision.onnx").unlink()
-    (checkpoint / "model.safetensors").write_bytes(b"weights")
-    return checkpoint
+    return as_huggingface(checkpoint)
 
 
 def test_a_build_for_gpus_makes_a_plan_links_the_llm_and_writes_model_yaml(

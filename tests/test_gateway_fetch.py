@@ -188,46 +188,20 @@ def test_a_redirect_to_another_scheme_is_refused() -> None:
     )
 
 
-async def _endless(_: str, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    while True:
-        writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-        await writer.drain()
+def _forever(head: bytes, piece: bytes, pause_s: float = 0) -> Handler:
+    """An answer whose pieces never end."""
+
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 " + head)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    return answer
 
 
-async def _dripping(_: str, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-    while True:
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.05)
-
-
-async def _endless_headers(_: str, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
-    while True:
-        writer.write(b"x" * 65536)
-        await writer.drain()
-
-
-async def _many_headers(_: str, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        writer.write(b"X: y\r\n" * 1000)
-        await writer.drain()
-
-
-async def _trailers(_: str, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
-    while True:
-        writer.write(b"X: y\r\n" * 1000)
-        await writer.drain()
-
-
-async def _goes_on(_: str, writer: asyncio.StreamWriter) -> None:
-    while True:
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
-        await writer.drain()
+_CHUNKED = b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def _silent(_: str, __: asyncio.StreamWriter) -> None:
@@ -237,17 +211,17 @@ async def _silent(_: str, __: asyncio.StreamWriter) -> None:
 @pytest.mark.parametrize(
     ("server", "status", "sentence"),
     [
-        (_endless, 413, "image_bytes_mb"),
+        (_forever(_CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"), 413, "image_bytes_mb"),
         (reply(b"x" * 200_000), 413, "image_bytes_mb"),
         (reply(b"", Content_Length=10**12), 413, "image_bytes_mb"),
         (reply(png(), Content_Length=100_000), 422, "ClientPayloadError"),  # announces more than it sends
         (reply(png(), Content_Length="-5"), 422, ""),
-        (_dripping, 422, "remote_timeout_s = 0.5"),
+        (_forever(b"200 OK\r\nContent-Length: 1000\r\n\r\n", b"x", pause_s=0.05), 422, "remote_timeout_s = 0.5"),
         (_silent, 422, "remote_timeout_s = 0.5"),
-        (_endless_headers, 422, ""),
-        (_many_headers, 422, ""),
-        (_trailers, 422, ""),
-        (_goes_on, 422, "remote_timeout_s = 0.5"),
+        (_forever(b"200 OK\r\nX-Long: ", b"x" * 65536), 422, ""),
+        (_forever(b"200 OK\r\n", b"X: y\r\n" * 1000), 422, ""),
+        (_forever(_CHUNKED + b"0\r\n", b"X: y\r\n" * 1000), 422, ""),
+        (_forever(b"100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000), 422, "remote_timeout_s = 0.5"),
         (reply(b"no", "404 Not Found"), 422, "status 404"),
         (b"\0\1\2\3\r\n\r\n", 422, ""),
         (reply(gzip.compress(b"\0" * 10**7), Content_Encoding="gzip"), 422, "compressed"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import urllib3
 from build_engines.compose import compose_repository
 from build_engines.llm_trtllm import write_model_yaml
 from build_engines.warmup import add_warmup
+from client.serving.ports import Ports
 from client.serving.process import TritonProcess
 from client.serving.runtime import find_runtime
-from client.serving.server import Server
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, parse_deployment
 from python_backends.engines.vision_stage import EncodeStage
@@ -27,6 +27,7 @@ from tests.composed import composed_demo
 from tests.conftest import free_ports
 from tests.waiting import until
 
+CLOSE = {"Connection": "close"}  # tritonserver waits for idle connections before it ends
 # what is missing first differs with what is installed: nothing, PyTorch alone, all but the GPU, all but the plan
 MISSING = "is not installed|no CUDA device is there|does not start|does not load|is not there"
 
@@ -47,29 +48,39 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpu_output(tmp_path_factory.mktemp("gpu"))
 
 
-@pytest.fixture(scope="module")
-def models(output: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """State of every model, as a tritonserver that goes on without those that fail to load tells it."""
+@contextmanager
+def tritonserver(output: Path, *options: str) -> Iterator[Ports]:
+    """Running on a composed folder; its models are loaded, or have failed to."""
     ports = free_ports()
     process = TritonProcess(
         find_runtime(output / "runtime"), output / "model_repository", ports, "127.0.0.1", output / "log",
-        options=("--exit-on-error=false", "--strict-readiness=false", "--rate-limit=execution_count"),
+        options=options,
     )  # fmt: skip
-    url = f"http://127.0.0.1:{ports.http}/v2"
-    with urllib3.PoolManager(retries=False) as pool:
 
-        def lives() -> bool:
-            try:
-                return pool.request("GET", f"{url}/health/live", timeout=2.0).status == 200
-            except urllib3.exceptions.HTTPError:
-                return False
-
+    def lives() -> bool:
+        assert process.poll() is None, process.failure()
         try:
-            assert until(lives, 60)
-            index = json.loads(pool.request("POST", f"{url}/repository/index").data)
-        finally:
-            process.stop()
-    yield {model["name"]: model for model in index}
+            answer = urllib3.request(
+                "GET", f"http://127.0.0.1:{ports.http}/v2/health/live", headers=CLOSE, timeout=2.0, retries=False
+            )
+        except urllib3.exceptions.HTTPError:
+            return False
+        return bool(answer.status == 200)
+
+    try:
+        assert until(lives, 60)
+        yield ports
+    finally:
+        process.stop()
+
+
+@pytest.fixture(scope="module")
+def models(output: Path) -> dict[str, dict[str, Any]]:
+    """State of every model, as a tritonserver that goes on without those that fail to load tells it."""
+    going_on = ("--exit-on-error=false", "--strict-readiness=false", "--rate-limit=execution_count")
+    with tritonserver(output, *going_on) as ports:
+        index = urllib3.request("POST", f"http://127.0.0.1:{ports.http}/v2/repository/index", headers=CLOSE)
+    return {model["name"]: model for model in index.json()}
 
 
 @pytest.mark.server
@@ -83,13 +94,16 @@ def test_every_configuration_is_read(models: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.server
 def test_warm_up_requests_pass_through_the_real_stages(tmp_path: Path) -> None:
     """On CPUs: a model whose warm-up fails does not load."""
-    shutil.copytree(composed_demo(), tmp_path / "demo", ignore=shutil.ignore_patterns("*.log", "control-*", "runtime"))
-    checkpoint = load_checkpoint(tmp_path / "demo" / "artifacts")
-    for name in ("image_decode", "vision_encoder"):
-        add_warmup(tmp_path / "demo" / "model_repository" / name, checkpoint)
-    with Server(tmp_path / "demo", free_ports()) as server:
-        counted = urllib3.request("GET", server.endpoints.metrics).data.decode()
-    for name in ("image_decode", "vision_encoder"):
+    artifacts = tmp_path / "artifacts"
+    artifacts.symlink_to(composed_demo() / "artifacts")
+    stages = ("image_decode", "vision_encoder")
+    for name in stages:
+        shutil.copytree(composed_demo() / "model_repository" / name, tmp_path / "model_repository" / name)
+        add_warmup(tmp_path / "model_repository" / name, load_checkpoint(artifacts))
+    with tritonserver(tmp_path) as ports:
+        metrics = f"http://127.0.0.1:{ports.metrics}/metrics"
+        counted = urllib3.request("GET", metrics, headers=CLOSE).data.decode()
+    for name in stages:
         assert re.search(rf'nv_inference_exec_count{{model="{name}",version="1"}} [12]', counted), name
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perf.decode_stage import artifacts_in
+from perf.decode_stage import decode as answers_of
 from python_backends.checkpoint import CHECKPOINT_FILE, Tiling, load_checkpoint
 from python_backends.errors import ServingError
 from python_backends.media import stage as stage_module
@@ -22,8 +24,6 @@ from python_backends.media.sniff import read_header
 from python_backends.media.stage import Decoded, DecodeStage
 from python_backends.workers import WorkerSpec
 from tests.golden.make_media_goldens import PICTURES, picture, sample
-from tests.media.driving import artifacts_in
-from tests.media.driving import decode as answers_of
 from tests.media.make_corpus import FOLDER
 from tests.test_media_fidelity import NEAR, goldens, pixel_tensor
 from tests.waiting import until

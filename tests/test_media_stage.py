@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from perf.decode_stage import Outcome, artifacts_in, decode, submit
 from python_backends.errors import ServingError, Status
 from python_backends.media import stage as stage_module
 from python_backends.media.limits import SMALL_PIXELS
 from python_backends.media.stage import Decoded, DecodeStage
 from python_backends.workers import WorkerSpec
 from tests.fakes.media_targets import POISON, slow
-from tests.media.driving import Outcome, artifacts_in, decode, submit
 from tests.media.make_corpus import FOLDER
 
 JPEG = (FOLDER / "jpeg_exif6.jpg").read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from python_backends.engines.protocol import Finish
 from python_backends.errors import Status
 from python_backends.router.drain import CONTROL_VARIABLE, DrainOrder
 from python_backends.router.service import Router
-from tests.fakes.stages import TOKENS, FakeStages, gif
+from tests.fakes.stages import TOKENS, FakeStages, Hold, gif
 from tests.routers import Recorder, artifacts, run, tensors
 
 __all__ = ["artifacts"]  # the fixture
@@ -50,18 +49,13 @@ def test_what_runs_is_answered_and_what_comes_or_waits_for_encode_is_refused(
     stages = FakeStages()
     stages.hold_tokens.set()
     running, waiting, late = Recorder(), Recorder(), Recorder()
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hold(_: int) -> None:
-        entered.set()
-        assert go_on.wait(10)
-
-    stages.on_embed = hold
+    stages.on_embed = hold = Hold()
 
     async def scenario(router: Router) -> None:
         text = asyncio.create_task(router.serve(tensors("Q"), "{}", running))
         first = asyncio.create_task(router.serve(tensors("q", gif(1)), "{}", Recorder()))
-        while not (stages.submissions and entered.is_set()):
+        await hold.entered()
+        while not stages.submissions:
             await asyncio.sleep(0.001)
         second = asyncio.create_task(router.serve(tensors("q", gif(2)), "{}", waiting))
         await asyncio.sleep(0)
@@ -69,7 +63,7 @@ def test_what_runs_is_answered_and_what_comes_or_waits_for_encode_is_refused(
         await second
         await router.serve(tensors("Q"), "{}", late)
         assert not order.is_done
-        go_on.set()
+        hold.go_on()
         while len(stages.submissions) < 2:  # the picture that was being encoded goes on
             await asyncio.sleep(0.001)
         for submission in stages.submissions:

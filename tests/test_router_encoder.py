@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import numpy as np
 from hypothesis import given, settings
@@ -16,9 +15,9 @@ from python_backends.errors import ServingError, unavailable
 from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import Metric, Metrics
-from python_backends.router.encoder import Encoder, Picture
+from python_backends.router.encoder import Encoder, Picture, Visual
 from python_backends.router.fan_out import FanOut
-from tests.fakes.stages import BROKEN, HIDDEN, TOKENS, FakeStages, gif
+from tests.fakes.stages import BROKEN, HIDDEN, TOKENS, FakeStages, Hold, gif
 
 
 class Nowhere:
@@ -85,66 +84,58 @@ async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[in
     metrics.close()
 
 
-def test_pictures_that_everybody_gave_up_before_their_call_began_are_not_encoded() -> None:
+Ask = Callable[[int], asyncio.Task[Visual]]
+
+
+def embedded_in(scenario: Callable[[Ask, Hold], Awaitable[list[Visual]]]) -> list[int]:
+    """The pictures that reach a stage whose first call is held; the scenario asks for them, and gives those it got."""
     stages, metrics = FakeStages(), Metrics(Nowhere())
-    entered, go_on = threading.Event(), threading.Event()
+    stages.on_embed = hold = Hold()
 
-    def hold(_: int) -> None:
-        entered.set()
-        assert go_on.wait(20)
-
-    stages.on_embed = hold
-
-    async def scenario() -> None:
+    async def run() -> None:
         pool = EmbeddingPool(64 * PAGE_TOKENS * HIDDEN * 2, HIDDEN, b"model")
         encoder = Encoder(stages, 1, pool, metrics)
-        pictures = [Picture(gif(number), pool.key(gif(number)), TOKENS) for number in (1, 2, 3)]
-        tasks = [asyncio.create_task(encoder.obtain(picture)) for picture in (*pictures, pictures[2])]
-        while not entered.is_set():
-            await asyncio.sleep(0.001)
-        for task in tasks[:3]:
-            task.cancel()
-        await asyncio.wait(tasks[:3])
-        again = asyncio.create_task(encoder.obtain(pictures[1]))  # one that was given up a moment ago
-        go_on.set()
-        for task in (tasks[3], again):
-            encoder.release(await task)
+
+        def ask(number: int) -> asyncio.Task[Visual]:
+            return asyncio.create_task(encoder.obtain(Picture(gif(number), pool.key(gif(number)), TOKENS)))
+
+        for visual in await scenario(ask, hold):
+            encoder.release(visual)
         await asyncio.wait_for(nothing_held(pool), 10)
         encoder.close()
 
-    asyncio.run(scenario())
+    asyncio.run(run())
     metrics.close()
-    assert sorted(stages.embedded) == [1, 2, 3]
-    assert stages.embedded[0] == 1
+    return stages.embedded
+
+
+def test_pictures_that_everybody_gave_up_before_their_call_began_are_not_encoded() -> None:
+    async def scenario(ask: Ask, hold: Hold) -> list[Visual]:
+        given_up, stays = [ask(1), ask(2), ask(3)], ask(3)
+        await hold.entered()
+        for task in given_up:
+            task.cancel()
+        await asyncio.wait(given_up)
+        again = ask(2)  # one that was given up a moment ago
+        hold.go_on()
+        return [await stays, await again]
+
+    embedded = embedded_in(scenario)
+    assert sorted(embedded) == [1, 2, 3]
+    assert embedded[0] == 1
 
 
 def test_pictures_of_cancelled_requests_never_reach_the_stage() -> None:
-    stages, metrics = FakeStages(), Metrics(Nowhere())
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hold(_: int) -> None:
-        entered.set()
-        assert go_on.wait(20)
-
-    stages.on_embed = hold
-
-    async def scenario() -> None:
-        pool = EmbeddingPool(64 * PAGE_TOKENS * HIDDEN * 2, HIDDEN, b"model")
-        encoder = Encoder(stages, 1, pool, metrics)
-        pictures = [Picture(gif(number), pool.key(gif(number)), TOKENS) for number in range(20)]
-        tasks = [asyncio.create_task(encoder.obtain(picture)) for picture in pictures]
-        while not entered.is_set():
-            await asyncio.sleep(0.001)
+    async def scenario(ask: Ask, hold: Hold) -> list[Visual]:
+        tasks = [ask(number) for number in range(20)]
+        await hold.entered()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        go_on.set()
-        await asyncio.wait_for(nothing_held(pool), 10)
-        encoder.close()
+        hold.go_on()
+        return []
 
-    asyncio.run(scenario())
-    metrics.close()
-    assert stages.embedded == [0]
+    assert embedded_in(scenario) == [0]
 
 
 @settings(max_examples=60, deadline=None)

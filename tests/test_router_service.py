@@ -11,7 +11,7 @@ from python_backends.engines.protocol import VISUAL_TOKEN
 from python_backends.errors import Status
 from python_backends.metrics import ALL, document
 from python_backends.router.service import Router
-from tests.fakes.stages import BROKEN, TOKENS, FakeStages, gif
+from tests.fakes.stages import BROKEN, TOKENS, FakeStages, Hold, gif
 from tests.routers import Counts, Recorder, artifacts, run, tensors
 
 __all__ = ["artifacts"]  # the fixture
@@ -97,22 +97,15 @@ def test_same_picture_is_encoded_once_at_the_same_time_or_later_and_in_any_wrapp
 
 def test_client_that_goes_away_takes_nothing_from_another_with_the_same_picture(artifacts: Path) -> None:
     stages, gone, stays = FakeStages(), Recorder(), Recorder()
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hold(number: int) -> None:
-        entered.set()
-        assert go_on.wait(10)
-
-    stages.on_embed = hold
+    stages.on_embed = hold = Hold()
 
     async def scenario(router: Router) -> None:
         first = asyncio.create_task(router.serve(tensors("q", gif(1)), "{}", gone))
-        while not entered.is_set():
-            await asyncio.sleep(0.001)
+        await hold.entered()
         second = asyncio.create_task(router.serve(tensors("q", gif(1)), "{}", stays))
         gone.gone = True
         await first
-        go_on.set()
+        hold.go_on()
         await second
 
     run(artifacts, stages, scenario)

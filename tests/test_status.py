@@ -177,7 +177,7 @@ def test_a_working_server_shows_queues_pages_replicas_and_rates(demo_server: End
         asking = threading.Thread(target=keep_asking)
         asking.start()
         try:
-            status = seen(demo_server, "--interval-s", "5")
+            status = seen(demo_server, "--interval-s", "2")
         finally:
             stop.set()
             asking.join()

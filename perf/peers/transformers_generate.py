@@ -9,7 +9,6 @@ detokenisation are the product's.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -25,6 +24,7 @@ from transformers.generation.streamers import BaseStreamer
 from perf.baselines.loop import Job
 from perf.baselines.service import VlmService, start
 from perf.peers.model import load
+from perf.peers.options import peer_parser
 from python_backends.engines.protocol import VISUAL_TOKEN
 
 
@@ -87,10 +87,8 @@ class _Streamer(BaseStreamer):
 
 def main() -> None:
     """Load, then serve until Ctrl-C or SIGTERM."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser = peer_parser(__doc__)
     parser.add_argument("--artifacts", type=Path, required=True, help="folder `artifacts` of a composed deployment")
-    parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)

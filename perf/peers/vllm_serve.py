@@ -9,13 +9,13 @@ CPU build, and the extra `train` for the first step.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 from pathlib import Path
 
 from build_engines.facts import CHAT_TEMPLATE, GENERATION_CONFIG, IMAGE_TOKEN
+from perf.peers.options import peer_parser
 from perf.workloads.sizes import MOST_PICTURES
 
 _CONTEXT = 4608  # tokens; as deployments/bench-cpu.yaml
@@ -62,10 +62,8 @@ def command(folder: Path, port: int) -> list[str]:
 
 def main() -> None:
     """Export when needed, then be vLLM."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser = peer_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the Hugging Face folder is or goes")
-    parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     if not (options.folder / GENERATION_CONFIG).exists():  # written last
         export(options.checkpoint, options.folder)

@@ -84,8 +84,7 @@ def _too_large(job: Job, settings: AdmissionSettings) -> ServingError | None:
             f"{job.visual_tokens} visual tokens are over the {settings.waiting_visual_tokens} "
             "that admission.waiting_visual_mb holds",
         )
-    total = job.prompt_tokens + job.answer_tokens
-    if total > settings.kv_tokens:
+    if job.sequence_tokens > settings.kv_tokens:
         return invalid(
             "max_tokens",
             f"{job.prompt_tokens} prompt and {job.answer_tokens} answer tokens are over the {settings.kv_tokens} "
@@ -120,15 +119,14 @@ def _memory_full(job: Job, load: Load, settings: AdmissionSettings) -> ServingEr
 
 def _breaker_open(job: Job, load: Load, settings: AdmissionSettings) -> ServingError | None:
     """The very large go first: one of them would push many small ones over the limits."""
-    total = job.prompt_tokens + job.answer_tokens
-    if total <= settings.breaker_tokens:
+    if job.sequence_tokens <= settings.breaker_tokens:
         return None
     share, name = pressure(job, load, settings)
     if share < settings.breaker_pressure:
         return None
     return unavailable(
-        f"{total} prompt and answer tokens are over admission.breaker_tokens = {settings.breaker_tokens} while {name} "
-        f"is used to {share:.0%} (limit admission.breaker_pressure = {settings.breaker_pressure:.0%})",
+        f"{job.sequence_tokens} prompt and answer tokens are over admission.breaker_tokens = {settings.breaker_tokens} "
+        f"while {name} is used to {share:.0%} (limit admission.breaker_pressure = {settings.breaker_pressure:.0%})",
         retry_after_s=load.expected_s,
     )
 

@@ -36,6 +36,11 @@ class Job:
         """Visual tokens of all items."""
         return sum(self.item_tokens)
 
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of the LLM's sequence when it has its longest answer."""
+        return self.prompt_tokens + self.answer_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Encode:

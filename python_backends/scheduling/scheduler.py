@@ -290,7 +290,7 @@ class Scheduler:
         state = self._states[job.job_id]
         state.replica, state.submitted_s = replica, now
         self._running[replica] += 1
-        self._pending_tokens[replica] += _cost(job)
+        self._pending_tokens[replica] += job.sequence_tokens
         self._waiting[job.modality] -= 1
         return Submit(job.job_id, replica)
 
@@ -298,7 +298,7 @@ class Scheduler:
         assert state.replica is not None
         self._prefill[state.replica].release((state.job.job_id, 0))
         self._running[state.replica] -= 1
-        self._pending_tokens[state.replica] -= _cost(state.job)
+        self._pending_tokens[state.replica] -= state.job.sequence_tokens
         state.replica = None
 
     def _emptiest_with_room(self, job: Job, now: float) -> int | None:
@@ -315,10 +315,6 @@ class Scheduler:
             ):
                 best, fewest = replica, pending
         return best
-
-
-def _cost(job: Job) -> int:
-    return job.prompt_tokens + job.answer_tokens
 
 
 def _draining() -> ServingError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,25 @@ BROKEN = 99  # a picture whose header is good and whose pixels are not
 def gif(number: int) -> bytes:
     """As much of a GIF as the router looks at, told from others by its width."""
     return b"GIF89a" + number.to_bytes(2, "little") + b"\1\0" + bytes(3)
+
+
+class Hold:
+    """An `on_embed` in which every call waits for `go_on`."""
+
+    def __init__(self) -> None:
+        self._entered, self._go_on = threading.Event(), threading.Event()
+
+    def __call__(self, number: int) -> None:
+        self._entered.set()
+        assert self._go_on.wait(20)
+
+    async def entered(self) -> None:
+        """Wait for the first call."""
+        while not self._entered.is_set():
+            await asyncio.sleep(0.001)
+
+    def go_on(self) -> None:
+        self._go_on.set()
 
 
 class FakeStages:

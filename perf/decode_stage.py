@@ -1,4 +1,4 @@
-"""Runs a decode stage as its Triton model does, and waits for what it answers."""
+"""Runs a decode stage as its Triton model does, and waits for what it answers; for measurements and tests."""
 
 from __future__ import annotations
 
