@@ -75,6 +75,8 @@ def decode_file(
         image.decodermaxblock = len(data)  # at once: it lies in memory, and what a decoder leaves of a part is copied
         limits.check_size(*image.size)  # Pillow may read another size than the header's, from a second header
         image.draft(None, (int(image.width * draft), int(image.height * draft)))
+        if header.format == "JPEG" and image.mode == "RGB":  # four bytes a pixel as Pillow holds it: nothing to unpack
+            image.tile = [part._replace(args=("RGBX", "")) for part in image.tile]
         image.load()
         orientation = 1 if header.format in _TURNED_BY_PILLOW else header.orientation
 
