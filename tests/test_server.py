@@ -90,14 +90,14 @@ def test_images_of_concurrent_requests_are_encoded_in_batches(demo_server: Endpo
     def ask(number: int) -> str:
         with VlmClient(demo_server.grpc) as client:
             return client.generate(
-                "What colour is it?", images=[picture("maroon", size=100 + number)], max_tokens=4
+                "What colour is it?", images=[picture("maroon", size=100 + number)], max_tokens=1
             ).text
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(ask, range(32)))
+        assert all(pool.map(ask, range(16)))
     after = statistics(demo_server, "vision_encoder")
-    assert after[0] - inferences == 32
-    assert after[1] - executions < 32
+    assert after[0] - inferences == 16
+    assert after[1] - executions < 16
 
 
 def test_same_picture_costs_one_encode(demo_server: Endpoints, vlm: VlmClient) -> None:
@@ -145,14 +145,14 @@ def test_bad_image_in_a_batch_harms_no_other_request(demo_server: Endpoints) -> 
         image = b"junk" if number % 4 == 0 else picture("green", size=120 + number)
         with VlmClient(demo_server.grpc) as client:
             try:
-                return client.generate("What is it?", images=[image], max_tokens=4).text or "empty"
+                return client.generate("What is it?", images=[image], max_tokens=1).text or "empty"
             except VlmError as error:
                 return f"refused: {error.message}"
 
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(32)))
+        answers = list(pool.map(ask, range(16)))
     refused = [i for i, answer in enumerate(answers) if answer.startswith("refused: image[0]: ")]
-    assert refused == list(range(0, 32, 4))
+    assert refused == list(range(0, 16, 4))
 
 
 def test_same_greedy_request_twice_gives_the_same_answer_streamed_or_not(vlm: VlmClient) -> None:
@@ -177,15 +177,15 @@ def test_cancelled_stream_frees_its_sequence_within_a_second(demo_server: Endpoi
 
 def test_mixed_load_is_answered_and_memory_stays_flat(demo_server: Endpoints) -> None:
     def ask(number: int) -> int:
-        images = [picture("red", size=100 + number % 50)] * (number % 3)
+        images = [picture("red", size=100 + number)] * (number % 3)
         with VlmClient(demo_server.grpc if number % 2 else demo_server.http) as client:
-            return len(client.generate(f"Question {number}: what is this?", images=images, max_tokens=16).text)
+            return len(client.generate(f"Question {number}: what is this?", images=images, max_tokens=4).text)
 
     def load(numbers: list[int]) -> None:
         with ThreadPoolExecutor(16) as pool:
             assert len(list(pool.map(ask, numbers))) == len(numbers)
 
-    different = list(range(100))
+    different = list(range(50))
     load(different)  # warm-up: pools of threads, slots, shared memory and the KV of these prompts reach their size
     before = resident_bytes()
     load(different * 2)
@@ -216,6 +216,6 @@ def test_two_pictures_are_never_mixed_up_under_concurrent_clients(demo_server: E
     alone = [ask(0), ask(1)]
     assert alone[0] != alone[1]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, [0, 1] * 20))
+        answers = list(pool.map(ask, [0, 1] * 10))
     assert [i for i, answer in enumerate(answers) if answer == alone[1 - i % 2]] == []
-    assert sum(answer == alone[i % 2] for i, answer in enumerate(answers)) >= 36  # a batch may tip a near tie
+    assert sum(answer == alone[i % 2] for i, answer in enumerate(answers)) >= 18  # a batch may tip a near tie
