@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import binascii
 import re
+import string
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,9 +16,10 @@ from python_backends.media.sniff import BYTE_ORDER_MARK, Format, sniff
 _HEADER_BYTES = 1024  # a data: URI's media type and parameters end before
 _MAX_PERCENTS = 1_000_000  # in a data: URI; a picture that large is sent as base64, which has few or none
 _HEAD = 64  # digits that show whether a picture begins there: a multiple of 4
+_PIECE = 1 << 20  # bytes of base64 that are decoded at once: other threads get their turns in between
 _BLANKS = b" \t\r\n\v\f"
 _STANDARD = bytes.maketrans(b"-_", b"+/")  # from the URL-safe alphabet
-_NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
+_DIGITS = (string.ascii_letters + string.digits + "+/").encode()
 _URL = re.compile(rb"\s*(https?|ftp|file|s3|gs|blob):", re.IGNORECASE)
 _DATA_URI = re.compile(rb"\s*data:", re.IGNORECASE)
 
@@ -41,17 +44,18 @@ def unwrap(payload: bytes, limits: ImageLimits) -> bytes:
 def _unwrap(payload: bytes) -> bytes:
     if sniff(payload) is not None:
         return payload
-    if _DATA_URI.match(payload):
+    head = payload[:_HEADER_BYTES]
+    if _DATA_URI.match(head):
         return _from_data_uri(payload)
-    if url := _URL.match(payload):
+    if url := _URL.match(head):
         scheme = url[1].decode().lower()
         raise refuse(f"a {scheme}: URL is not fetched; send the file's bytes, their base64, or a data: URI")
-    digits = _base64_digits(payload.removeprefix(BYTE_ORDER_MARK))
-    if bad := _NOT_BASE64.search(digits):
-        if bad.start() >= _HEAD and isinstance(sniff(binascii.a2b_base64(digits[:_HEAD])), Format):
-            raise _not_base64("it", bad)
+    try:
+        return _from_base64(payload.removeprefix(BYTE_ORDER_MARK))
+    except _NotBase64 as bad:
+        if bad.at >= _HEAD and isinstance(sniff(bad.head), Format):
+            raise bad.refusal("it") from None
         return payload  # some other file: the sniffer says what is accepted
-    return _from_base64(digits)
 
 
 def _from_data_uri(payload: bytes) -> bytes:
@@ -63,26 +67,46 @@ def _from_data_uri(payload: bytes) -> bytes:
     data = _percent_decode(payload[comma + 1 :])
     if parameters[-1].strip() != b"base64":
         return data
-    digits = _base64_digits(data)
-    if bad := _NOT_BASE64.search(digits):
-        raise _not_base64("the data: URI", bad)
-    return _from_base64(digits)
+    try:
+        return _from_base64(data)
+    except _NotBase64 as bad:
+        raise bad.refusal("the data: URI") from None
 
 
-def _not_base64(what: str, bad: re.Match[bytes]) -> ServingError:
-    digit = bad[0].decode("latin-1")
-    return refuse(f"{what} is not valid base64: {digit!r} is not a base64 digit (at {bad.start():,})")
+class _NotBase64(Exception):
+    """A text has a character that no base64 has, `at` so many digits; `head` is what its first ones say."""
+
+    def __init__(self, digit: str, at: int, head: bytes) -> None:
+        self.digit = digit
+        self.at = at
+        self.head = head
+
+    def refusal(self, what: str) -> ServingError:
+        return refuse(f"{what} is not valid base64: {self.digit!r} is not a base64 digit (at {self.at:,})")
 
 
-def _base64_digits(text: bytes) -> bytes:
-    """In the standard alphabet, without line breaks and padding."""
-    return text.translate(_STANDARD, _BLANKS).rstrip(b"=")
+def _from_base64(text: bytes) -> bytes:
+    """Decode either alphabet, with or without padding and line breaks (ServingError; _NotBase64)."""
+    files: list[bytes] = []
+    left, before = b"", 0  # digits that do not fill three bytes yet, and how many were decoded
+    for digits in _base64_digits(text.rstrip(_BLANKS + b"=")):
+        piece = left + digits
+        if others := piece.translate(None, _DIGITS):
+            at = piece.index(others[:1])
+            head = files[0] if files else binascii.a2b_base64(piece[: min(at, _HEAD) & ~3])
+            raise _NotBase64(chr(others[0]), before + at, head)
+        whole = len(piece) & ~3
+        files.append(binascii.a2b_base64(piece[:whole]))
+        left, before = piece[whole:], before + whole
+    if len(left) == 1:  # no number of bytes makes so many digits
+        raise refuse(f"base64 of {before + 1:,} digits is cut off")
+    return b"".join([*files, binascii.a2b_base64(left + b"=" * (-len(left) % 4))])
 
 
-def _from_base64(digits: bytes) -> bytes:
-    if len(digits) % 4 == 1:  # no number of bytes makes this many digits
-        raise refuse(f"base64 of {len(digits):,} digits is cut off")
-    return binascii.a2b_base64(digits + b"=" * (-len(digits) % 4))
+def _base64_digits(text: bytes) -> Iterator[bytes]:
+    """Piece by piece: in the standard alphabet, without line breaks."""
+    for at in range(0, len(text), _PIECE):
+        yield text[at : at + _PIECE].translate(_STANDARD, _BLANKS)
 
 
 def _percent_decode(text: bytes) -> bytes:
