@@ -17,6 +17,7 @@ from python_backends.validation import explain
 from python_backends.yaml_file import read_mapping
 
 BUILT_FILE = "deployment.json"
+MOST_IMAGES = 1024  # of one request, whatever a deployment allows
 
 
 class DeploymentError(ValueError):
@@ -61,7 +62,9 @@ class Cache(Section):
 class Limits(Section):
     """What a request may ask for; beyond it a request is refused with the limit's name."""
 
-    images_per_request: int = Field(8, ge=0, le=1024)
+    images_per_request: int = Field(8, ge=0, le=MOST_IMAGES)
+    # text_input, or messages without the pictures in them: 128k tokens of any script, parsed in one go
+    text_bytes_mb: float = Field(1.0, gt=0, le=8)
     image_bytes_mb: float = Field(20.0, gt=0)  # encoded size of one image
     image_pixels_mp: float = Field(64.0, gt=0)  # width x height, in millions, read from the header before decoding
     context_tokens: int = Field(2048, ge=16)  # prompt, visual tokens and answer together

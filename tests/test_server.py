@@ -140,6 +140,24 @@ def test_prompt_over_the_context_and_unmatched_placeholders_are_refused(vlm: Vlm
         vlm.generate("<image>?", images=[picture("red"), picture("blue")])
 
 
+def test_more_elements_than_any_request_may_have_are_counted_and_refused(vlm: VlmClient) -> None:
+    with pytest.raises(VlmError, match="image: 200000 images are over the limit images_per_request = 8") as error:
+        vlm.generate("What is it?", images=[b"x"] * 200_000)
+    assert error.value.status == "INVALID_ARGUMENT"
+    assert vlm.generate("Hello", max_tokens=1).usage.num_output_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"text": "x" * 2_000_000}, {"messages": [{"role": "user", "content": "x" * 2_000_000}]}],
+    ids=["text_input", "messages"],
+)
+def test_text_that_no_context_can_hold_is_refused_unread(vlm: VlmClient, asked: dict[str, Any]) -> None:
+    with pytest.raises(VlmError, match=r"limits\.text_bytes_mb") as error:
+        vlm.generate(**asked)
+    assert error.value.status == "INVALID_ARGUMENT"
+
+
 def test_bad_image_in_a_batch_harms_no_other_request(demo_server: Endpoints) -> None:
     def ask(number: int) -> str:
         image = b"junk" if number % 4 == 0 else picture("green", size=120 + number)

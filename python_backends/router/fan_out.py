@@ -30,8 +30,8 @@ class FanOut:
         self._pool_mb = pool_mb
         self._metrics = metrics
 
-    def look_up(self, images: Sequence[bytes]) -> RequestImages:
-        """Check the images without decoding them, and find those that were encoded before.
+    def look_at(self, images: Sequence[bytes]) -> list[Picture]:
+        """Check the images without decoding them; from any thread.
 
         Raises:
             ServingError: INVALID_ARG, naming the index of the image.
@@ -42,6 +42,10 @@ class FanOut:
                 pictures.append(self._look_at(image, alone=len(images) == 1))
             except ServingError as error:
                 raise _at(index, error) from None
+        return pictures
+
+    def look_up(self, pictures: Sequence[Picture]) -> RequestImages:
+        """Find those that were encoded before."""
         known = [self._encoder.known(picture) for picture in pictures]
         if pictures:
             self._metrics.record(metrics.CACHE_QUERIES, len(pictures))

@@ -18,6 +18,7 @@ from python_backends.router.request import Message
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters; the first one is itself marked in a client's text
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_LONG = 4096  # characters
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,14 @@ class PromptBuilder:
         self, tokenizer: Tokenizer, chat_template: str, image_token: str, bos_token: str = "", eos_token: str = ""
     ) -> None:
         self._tokenizer = tokenizer
-        self._plain = Tokenizer.from_str(tokenizer.to_str())
-        self._plain.encode_special_tokens = True  # as the text that they are
+        plain = Tokenizer.from_str(tokenizer.to_str())
+        plain.encode_special_tokens = True  # as the text that they are
         self._image_token = image_token
         self._image_id = tokenizer.token_to_id(image_token)
         self._begin = tokenizer.encode("").ids  # what every prompt begins with, such as LLaMA's <s>
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         self._literals = [_OPEN, image_token, *special]
+        self._literal_ids = [plain.encode(literal, add_special_tokens=False).ids for literal in self._literals]
         self._literal = re.compile("|".join(map(re.escape, sorted(self._literals, key=len, reverse=True))))
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals |= {"raise_exception": _raise_exception, "bos_token": bos_token, "eos_token": eos_token}
@@ -102,13 +104,16 @@ class PromptBuilder:
         """Token ids of the whole prompt at once: some tokenizers treat the begin of a text like no other place."""
         ids: list[int] = []
         for i, text in enumerate(_MARK.split(marked)):  # every second one is the number of a mark
-            if i % 2:
-                ids += self._plain.encode(self._literals[int(text)], add_special_tokens=False).ids
-            else:
-                ids += self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids += self._literal_ids[int(text)] if i % 2 else self._tokenise(text)
         if ids[: len(self._begin)] != self._begin:  # a template may have written it
             ids = self._begin + ids
         return np.array(ids, np.int32)
+
+    def _tokenise(self, text: str) -> list[int]:
+        if len(text) < _LONG:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids if text else []
+        # other threads run meanwhile; `encode` holds Python's global lock
+        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
 
 
 def _raise_exception(message: str) -> None:

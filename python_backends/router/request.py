@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from python_backends.deployment import Limits
 from python_backends.errors import invalid
+from python_backends.lifting import Lifted, TooMuchText, lift
+from python_backends.router.weight import as_bytes, check_images, only, the_one, weigh
 from python_backends.sampling import SamplingParams, parse_sampling
 
 Message = dict[
@@ -47,20 +49,17 @@ class VlmRequest:
 
 def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_token: str) -> VlmRequest:
     """Read the input tensors of one request (ServingError, INVALID_ARG, naming the tensor)."""
-    images = [_as_bytes("image", item) for item in arrays["image"].reshape(-1)] if "image" in arrays else []
+    weigh(arrays, limits)
+    images = [as_bytes("image", item) for item in arrays["image"].reshape(-1)] if "image" in arrays else []
     if ("text_input" in arrays) == ("messages" in arrays):
         raise invalid("text_input", "exactly one of text_input and messages must be given")
     if "messages" in arrays:
-        messages, images = _parse_messages(_text(arrays, "messages"), images)
+        messages, images = _parse_messages(the_one(arrays, "messages"), images, limits)
     else:
         messages = _from_text_input(_text(arrays, "text_input"), len(images), image_token)
     apply_chat_template = _flag(arrays, "apply_chat_template", True)
     if "messages" in arrays and not apply_chat_template:
         raise invalid("apply_chat_template", "false goes with text_input; messages need the template")
-    if len(images) > limits.images_per_request:
-        raise invalid(
-            "image", f"{len(images)} images are over the limit images_per_request = {limits.images_per_request}"
-        )
     return VlmRequest(
         messages=messages,
         text_field="messages" if "messages" in arrays else "text_input",
@@ -77,40 +76,67 @@ def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_toke
 
 def _from_text_input(text: str, images: int, image_token: str) -> list[Message]:
     """A user message; without placeholders the images stand before the text."""
-    pieces = text.split(image_token)
-    placeholders = len(pieces) - 1
+    placeholders = text.count(image_token)
     if placeholders == 0:
         return [{"role": "user", "content": [{"type": "image"}] * images + [_text_part(text)]}]
     if placeholders != images:
         raise invalid("text_input", f"{placeholders} placeholders {image_token} for {images} images; they must match")
+    pieces = text.split(image_token)
     content: list[dict[str, Any]] = [_text_part(pieces[0])]
     for piece in pieces[1:]:
         content += [{"type": "image"}, _text_part(piece.removeprefix("\n"))]
     return [{"role": "user", "content": [part for part in content if part.get("text") != ""]}]
 
 
-def _parse_messages(text: str, images: list[bytes]) -> tuple[list[Message], list[bytes]]:
+def _parse_messages(text: bytes, images: list[bytes], limits: Limits) -> tuple[list[Message], list[bytes]]:
     """OpenAI-style messages; gives them with bare image parts, and the images in their order."""
     try:
-        raw = json.loads(text)
+        lifted = lift(text, int(limits.text_bytes_mb * 1_000_000))
+        raw = json.loads(lifted.text.decode())
+    except TooMuchText as error:
+        raise invalid("messages", f"{error} (limits.text_bytes_mb = {limits.text_bytes_mb:g})") from None
+    except UnicodeDecodeError as error:
+        raise invalid("messages", f"not UTF-8: {error}") from None
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, or a number of thousands of digits
         raise invalid("messages", f"not JSON: {error}") from None
     if not isinstance(raw, list) or not raw:
         raise invalid("messages", "must be a JSON array with at least one message")
-    remaining = iter(images)
-    used: list[bytes] = []
-    messages = [_parse_message(f"messages[{i}]", message, remaining, used) for i, message in enumerate(raw)]
-    left = sum(1 for _ in remaining)
+    _check_parts(raw, limits)
+    pictures = _Pictures(iter(images), lifted, [])
+    messages = [_parse_message(f"messages[{i}]", message, pictures) for i, message in enumerate(raw)]
+    left = sum(1 for _ in pictures.tensor)
     if left:
         raise invalid("messages", f"{len(images) - left} image parts for {len(images)} images; they must match")
-    return messages, used
+    return messages, pictures.used
 
 
-def _parse_message(where: str, message: Any, images: Any, used: list[bytes]) -> Message:
+@dataclass(frozen=True)
+class _Pictures:
+    """Where the pictures of the messages come from, and those that were used, in order."""
+
+    tensor: Iterator[bytes]
+    lifted: Lifted
+    used: list[bytes]
+
+
+def _check_parts(raw: Sequence[Any], limits: Limits) -> None:
+    """Refuse more messages, parts or pictures than there may be before any is looked at (ServingError)."""
+    limit = limits.context_tokens
+    contents = [message.get("content") for message in raw if isinstance(message, dict)]
+    parts = sum(len(content) if isinstance(content, list) else 1 for content in contents)
+    for name, count in (("parts", parts), ("messages", len(raw))):
+        if count > limit:
+            raise invalid("messages", f"{count} {name} are over context_tokens = {limit}")
+    kinds = [part.get("type") for c in contents if isinstance(c, list) for part in c if isinstance(part, dict)]
+    check_images(sum(kind in ("image", "image_url") for kind in kinds), limits)
+
+
+def _parse_message(where: str, message: Any, pictures: _Pictures) -> Message:
     if not isinstance(message, dict):
         raise invalid(where, "must be an object with role and content")
-    if message.get("role") not in _ROLES:
-        raise invalid(f"{where}.role", f"{message.get('role')!r} is not one of {', '.join(_ROLES)}")
+    role = message.get("role")
+    if role not in _ROLES:
+        raise invalid(f"{where}.role", f"{repr(role)[:40]} is not one of {', '.join(_ROLES)}")
     content = message.get("content")
     if isinstance(content, str):
         content = [_text_part(content)]
@@ -123,65 +149,53 @@ def _parse_message(where: str, message: Any, images: Any, used: list[bytes]) -> 
         if kind == "text" and isinstance(part.get("text"), str) and _is_unicode(part["text"]):
             parts.append(_text_part(part["text"]))
         elif kind == "image":
-            used.append(_next_image(here, images))
+            pictures.used.append(_next_image(here, pictures.tensor))
             parts.append({"type": "image"})
         elif kind == "image_url":
-            used.append(_data_uri(here, part))
+            pictures.used.append(_data_uri(here, part, pictures.lifted))
             parts.append({"type": "image"})
         else:
             raise invalid(here, "must be a part of type text (in valid Unicode), image or image_url")
-    return {"role": message["role"], "content": parts}
+    return {"role": role, "content": parts}
 
 
-def _next_image(where: str, images: Any) -> bytes:
+def _next_image(where: str, images: Iterator[bytes]) -> bytes:
     image = next(images, None)
     if image is None:
         raise invalid(where, "more image parts than elements in the tensor image")
-    return bytes(image)
+    return image
 
 
-def _data_uri(where: str, part: dict[str, Any]) -> bytes:
+def _data_uri(where: str, part: dict[str, Any], lifted: Lifted) -> bytes:
     url = part.get("image_url")
     if isinstance(url, dict):
         url = url.get("url")
-    if not isinstance(url, str) or not _is_unicode(url) or not url.lower().startswith("data:"):
+    if not isinstance(url, str) or not _is_unicode(url) or url[:5].lower() != "data:":
         raise invalid(f"{where}.image_url", "must be a data: URI; remote images are not fetched here")
-    return url.encode()
+    return lifted.data_uri(url)
 
 
 def _is_unicode(text: str) -> bool:
     """JSON can name half a surrogate pair, which is no text."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _as_bytes(name: str, item: Any) -> bytes:
-    if isinstance(item, str):
-        return item.encode()
-    if isinstance(item, bytes):
-        return item
-    raise invalid(name, f"elements must be BYTES, not {type(item).__name__}")
-
-
 def _text(arrays: Mapping[str, NDArray[Any]], name: str, default: str = "") -> str:
     if name not in arrays:
         return default
-    items = arrays[name].reshape(-1)
-    if len(items) != 1:
-        raise invalid(name, f"holds {len(items)} elements; it must hold 1")
     try:
-        return _as_bytes(name, items[0]).decode()
+        return the_one(arrays, name).decode()
     except UnicodeDecodeError as error:
         raise invalid(name, f"not UTF-8: {error}") from None
 
 
 def _flag(arrays: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:
-    if name not in arrays:
-        return default
-    items = arrays[name].reshape(-1)
-    if len(items) != 1:
-        raise invalid(name, f"holds {len(items)} elements; it must hold 1")
-    return bool(items[0])
+    return bool(only(arrays, name)) if name in arrays else default

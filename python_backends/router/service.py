@@ -28,9 +28,10 @@ from python_backends.router.drain import DrainOrder
 from python_backends.router.encoder import Encoder
 from python_backends.router.fan_out import FanOut, RequestImages
 from python_backends.router.outbox import Outbox
+from python_backends.router.preparation import Preparation
 from python_backends.router.prompt import Prompt, PromptBuilder
 from python_backends.router.record import RequestRecord
-from python_backends.router.request import VlmRequest, parse_request
+from python_backends.router.request import VlmRequest
 from python_backends.router.resume import Resumption
 from python_backends.router.stages import Stages
 from python_backends.router.text import TextAssembler
@@ -50,7 +51,7 @@ class Router:
         self._checkpoint: Checkpoint = load_checkpoint(artifacts)
         self._deployment: Deployment = load_built_deployment(artifacts)
         self._tokenizer = Tokenizer.from_file(str(artifacts / "tokenizer.json"))
-        self._prompts = PromptBuilder(
+        prompts = PromptBuilder(
             self._tokenizer,
             (artifacts / "chat_template.jinja").read_text(),
             self._checkpoint.image_token,
@@ -58,13 +59,16 @@ class Router:
             self._checkpoint.eos_token,
         )
         self._context_tokens = min(self._deployment.limits.context_tokens, self._checkpoint.context_tokens)
-        self._token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())  # of the longest
         self._dispatcher = Dispatcher(self._deployment, self._checkpoint, self._metrics)
         pool_mb = self._deployment.cache.encoder_mb
         pool = EmbeddingPool(pool_mb << 20, self._checkpoint.hidden_size, self._shaped_by(artifacts))
         self._encoder = Encoder(stages, self._most_images_in_encode(), pool, self._metrics)
-        limits = ImageLimits.of(self._deployment.limits)
-        self._fan_out = FanOut(self._encoder, limits, Layout.of(self._checkpoint), pool_mb, self._metrics)
+        limits = self._deployment.limits.model_copy(update={"context_tokens": self._context_tokens})
+        self._fan_out = FanOut(
+            self._encoder, ImageLimits.of(limits), Layout.of(self._checkpoint), pool_mb, self._metrics
+        )
+        token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())
+        self._preparation = Preparation(limits, self._checkpoint.image_token, prompts, token_bytes, self._fan_out)
         self._stages = stages
         self._outbox = Outbox()
         self._channels: list[DecoderChannel] = []
@@ -97,6 +101,7 @@ class Router:
             task.cancel()
         self._dispatcher.close()
         self._metrics.close()
+        self._preparation.close()
         self._encoder.close()
         for channel in self._channels:
             channel.close()
@@ -105,9 +110,8 @@ class Router:
         record = RequestRecord()
         begin = time.monotonic()
         try:
-            request = parse_request(arrays, self._deployment.limits, self._checkpoint.image_token)
             urgency = parse_urgency(parameters)
-            await _in_time(urgency, self._answer(request, urgency, client, begin, record))
+            await _in_time(urgency, self._answer(arrays, urgency, client, begin, record))
         except asyncio.CancelledError:
             _fail(client, self._last_word or cancelled(), record)
         except ServingError as error:
@@ -120,20 +124,22 @@ class Router:
             record.count(self._metrics)
 
     async def _answer(
-        self, request: VlmRequest, urgency: Urgency, client: Client, begin: float, record: RequestRecord
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        urgency: Urgency,
+        client: Client,
+        begin: float,
+        record: RequestRecord,
     ) -> None:
-        modality = Modality.IMAGE if request.images else Modality.TEXT
-        record.modality, record.images = modality.value, len(request.images)
-        self._check_length(request)
-        prompt = self._prompts.build(request.messages, request.apply_chat_template)
-        record.text_tokens = prompt.text_tokens
-        images = self._fan_out.look_up(request.images)
+        prepared = await self._preparation.prepare(arrays, record)
+        request, prompt = prepared.request, prepared.prompt
+        images = self._fan_out.look_up(prepared.pictures)
         try:
             record.visual_tokens = sum(images.tokens)
             max_tokens = self._check_context(request, prompt, record.visual_tokens)
             assembler = TextAssembler(self._tokenizer, request.sampling.stop)
             record.answer = answer = Answer(request, prompt, assembler, client, self._outbox, begin=begin)
-            job = self._job(images, modality, urgency, prompt, max_tokens)
+            job = self._job(images, prepared.modality, urgency, prompt, max_tokens)
             ticket = self._dispatcher.arrive(job, self._encoder.pool.usage.held_share)
             record.admitted = True
             try:
@@ -204,18 +210,6 @@ class Router:
             visuals=images.rows(),
             sampling=request.sampling.model_copy(update={"max_tokens": max_tokens}),
         )
-
-    def _check_length(self, request: VlmRequest) -> None:
-        """Refuse what can't fit the context before time is spent on its tokens (ServingError, INVALID_ARG)."""
-        limit = self._context_tokens
-        parts = [part for message in request.messages for part in message["content"]]
-        if len(parts) > limit:
-            raise invalid(request.text_field, f"{len(parts)} parts are over context_tokens = {limit}")
-        size, most = sum(len(part.get("text", "").encode()) for part in parts), limit * self._token_bytes
-        if size > most:
-            raise invalid(
-                request.text_field, f"{size} bytes of text are over the {most} that context_tokens = {limit} can hold"
-            )
 
     def _check_context(self, request: VlmRequest, prompt: Prompt, visual_tokens: int) -> int:
         """The answer's token limit, once the prompt fits (ServingError, INVALID_ARG)."""

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from python_backends.errors import invalid
 from python_backends.validation import explain
 
+_MAX_CHARACTERS = 65_536  # of the JSON text: what Triton and its clients add is short
+
 # what a class does to the TTFT SLO of its request, when the request names none of its own
 SLO_FACTORS = {"interactive": 0.5, "standard": 1.0, "batch": 10.0}
 
@@ -31,6 +33,8 @@ class Urgency(BaseModel):
 
 def parse_urgency(parameters: str) -> Urgency:
     """Read `request.parameters()`, a JSON object (ServingError, INVALID_ARG)."""
+    if len(parameters) > _MAX_CHARACTERS:
+        raise invalid("parameters", f"{len(parameters):,} characters are over the limit of {_MAX_CHARACTERS:,}")
     try:
         return Urgency.model_validate(json.loads(parameters or "{}"))
     except ValidationError as error:

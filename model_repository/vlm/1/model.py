@@ -9,6 +9,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from python_backends import triton_io
+from python_backends.deployment import MOST_IMAGES
 from python_backends.errors import ServingError
 from python_backends.router.answer import Piece
 from python_backends.router.service import Router
@@ -61,6 +62,7 @@ def _bytes(text: str) -> NDArray[Any]:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
+        triton_io.bound_elements(MOST_IMAGES)
         self._router = Router(TritonStages(), triton_io.artifacts_folder(args), triton_io.TritonRegistry())
 
     async def execute(self, requests: list[Any]) -> None:
