@@ -44,6 +44,11 @@ class VlmRequest:
     apply_chat_template: bool = True
     exclude_input_in_output: bool = True
 
+    @property
+    def image_bytes(self) -> int:
+        """Of all images."""
+        return sum(len(image) for image in self.images)
+
     def switches(self) -> dict[str, bool]:
         """The BOOL inputs."""
         named = {

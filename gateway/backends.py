@@ -7,13 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum
 
 from client.api import parse_url
-from client.grpc_client import AsyncGrpcTransport
+from client.grpc_client import AsyncGrpcTransport, to_message
 from client.request import VlmRequest
 from client.types import Answer, AsyncTextStream, VlmError
+from gateway.aside import aside
 from gateway.translate import Asked
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ class Server:
         """Calls in it now."""
         return len(self._calls)
 
-    def call(self, asked: Asked, left_s: float) -> Call:
-        """Send a request to this server; `left_s` seconds are left for its answer."""
+    def call(self, asked: Asked, message: bytes, left_s: float) -> Call:
+        """Send a request to this server, as `message`; `left_s` seconds are left for its answer."""
         # gRPC's own deadline comes later: grpc.aio turns one that passes while it sends into an INTERNAL error
-        request = replace(asked.request, timeout_s=left_s + _DEADLINE_MARGIN_S)
-        call = Call(self, self._transport.stream(request), asked.tokens, self._calls)
+        stream = self._transport.send(message, left_s + _DEADLINE_MARGIN_S)
+        call = Call(self, stream, asked.tokens, self._calls)
         call.give_up_after(left_s, VlmError("DEADLINE_EXCEEDED", asked.late))
         return call
 
@@ -204,10 +204,11 @@ class Pool:
         if not left:
             raise VlmError("UNAVAILABLE", "no server is ready")
         deadline = arrived_s + asked.timeout_s
+        message = await aside(asked.request.image_bytes, lambda: to_message(asked.request).SerializeToString())
         while True:
             server = min(left, key=lambda server: server.pending_tokens)
             left.remove(server)
-            call = server.call(asked, max(0.0, deadline - time.monotonic()))
+            call = server.call(asked, message, max(0.0, deadline - time.monotonic()))
             try:
                 return call, await call.read()
             except VlmError as error:

@@ -8,8 +8,7 @@ from starlette.requests import Request
 from gateway.budget import Lease
 from gateway.errors import ApiError, bad_request
 from gateway.settings import GatewaySettings
-
-_MAX_VALUES = 500_000  # each becomes an object of some 100 bytes; a text of 4 MB has a tenth of so many commas
+from python_backends.lifting import Lifted, TooMuchText, lift
 
 
 async def read_body(request: Request, settings: GatewaySettings, lease: Lease) -> bytearray:
@@ -30,7 +29,6 @@ async def read_body(request: Request, settings: GatewaySettings, lease: Lease) -
     except TimeoutError:
         message = f"body: not complete within body_timeout_s = {settings.body_timeout_s:g}"
         raise ApiError(408, message, "timeout", "body") from None
-    _check_values(body)
     return body
 
 
@@ -40,11 +38,13 @@ def _check_size(size: int, settings: GatewaySettings) -> None:
         raise ApiError(413, f"body: more than the limit of {limit:,} bytes (body_mb)", "body_too_large", "body")
 
 
-def _check_values(body: bytearray) -> None:
-    """Before they are parsed: 32 MB of `[],[],...` would take a gigabyte."""
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > _MAX_VALUES:
-        message = f"body: more than {_MAX_VALUES:,} JSON values, counted by commas and brackets"
-        raise ApiError(413, message, "body_too_large", "body")
+def lifted(body: bytearray, settings: GatewaySettings) -> Lifted:
+    """The body without its pictures: as much text as may be parsed in one go (ApiError)."""
+    try:
+        return lift(body, settings.max_text_bytes)
+    except TooMuchText as error:
+        message = f"body: {error} (text_mb = {settings.text_mb:g})"
+        raise ApiError(413, message, "body_too_large", "body") from None
 
 
 def _check_headers(request: Request) -> None:

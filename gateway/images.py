@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from gateway.aside import aside
 from gateway.budget import Lease
 from gateway.errors import bad_request
 from gateway.fetch import Fetcher
 from gateway.translate import ImageSource
+from python_backends.lifting import Lifted
 
 
-async def load_images(sources: Sequence[ImageSource], fetcher: Fetcher, limit: int, lease: Lease) -> list[bytes]:
+async def load_images(
+    sources: Sequence[ImageSource], lifted: Lifted, fetcher: Fetcher, limit: int, lease: Lease
+) -> list[bytes]:
     """One element for each source, in order (ApiError, naming the field); at most `limit` are fetched."""
     remote = [source for source in sources if not _is_data(source)]
     if len(remote) > limit:
@@ -24,7 +28,10 @@ async def load_images(sources: Sequence[ImageSource], fetcher: Fetcher, limit: i
         for fetch in fetches:  # the first that fails fails the request
             fetch.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
-    return [source.url.encode() if _is_data(source) else fetched[source] for source in sources]
+    return await aside(
+        lifted.picture_bytes,
+        lambda: [lifted.data_uri(source.url) if _is_data(source) else fetched[source] for source in sources],
+    )
 
 
 def _is_data(source: ImageSource) -> bool:

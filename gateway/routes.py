@@ -12,7 +12,8 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from gateway.answering import answer
-from gateway.body import read_body
+from gateway.aside import aside
+from gateway.body import lifted, read_body
 from gateway.budget import Lease
 from gateway.disconnect import while_connected
 from gateway.documents import ANSWERS, ERRORS, body_of
@@ -25,6 +26,7 @@ from gateway.replies import Shape
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.translate import from_chat, from_completion, image_sources
 from gateway.validation import refusal
+from python_backends.lifting import Lifted
 
 
 class _Direct(APIRoute):
@@ -63,13 +65,13 @@ async def chat(request: Request) -> Response:
     """Answer a chat, with pictures or without."""
     gateway = gateway_of(request)
     async with _opened(request, authenticated(request)) as (slot, lease):
-        body = await _read(request, ChatRequest, lease)
+        body, pictures = await _read(request, ChatRequest, lease)
         sources = image_sources(body)
         record_of(request).images = len(sources)
         images: list[bytes] = []
         if sources:
             async with while_connected(request.receive):
-                images = await load_images(sources, gateway.fetcher, gateway.settings.remote_images, lease)
+                images = await load_images(sources, pictures, gateway.fetcher, gateway.settings.remote_images, lease)
         asked = from_chat(body, sources, images, gateway.settings.request_timeout_s)
         shape = Shape("chat", body.model, body.wants_usage)
         return await answer(request, asked, shape, gateway.pool, slot)
@@ -80,7 +82,7 @@ async def completions(request: Request) -> Response:
     """Go on with a text."""
     gateway = gateway_of(request)
     async with _opened(request, authenticated(request)) as (slot, lease):
-        body = await _read(request, CompletionRequest, lease)
+        body, _ = await _read(request, CompletionRequest, lease)
         asked = from_completion(body, gateway.settings.request_timeout_s)
         shape = Shape("completion", body.model, body.wants_usage)
         return await answer(request, asked, shape, gateway.pool, slot)
@@ -136,16 +138,22 @@ async def _opened(request: Request, key: str) -> AsyncIterator[tuple[Slot, Lease
         raise
 
 
-async def _read(request: Request, kind: type[_RequestType], lease: Lease) -> _RequestType:
-    raw = await read_body(request, gateway_of(request).settings, lease)
-    try:
-        body = kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise refusal(error) from None
+async def _read(request: Request, kind: type[_RequestType], lease: Lease) -> tuple[_RequestType, Lifted]:
+    settings = gateway_of(request).settings
+    raw = await read_body(request, settings, lease)
+
+    def parse() -> tuple[_RequestType, Lifted]:
+        text = lifted(raw, settings)
+        try:
+            return kind.model_validate_json(text.text), text
+        except ValidationError as error:
+            raise refusal(error) from None
+
+    body, pictures = await aside(len(raw), parse)
     body.check_supported()
     _check_model(gateway_of(request), body.model)
     record_of(request).stream = bool(body.stream)
-    return body
+    return body, pictures
 
 
 def _check_model(gateway: Gateway, name: str) -> None:

@@ -49,6 +49,7 @@ class GatewaySettings(BaseModel):
     image_bytes_mb: float = Field(20.0, gt=0)  # one remote image; the router's default limit
 
     body_mb: float = Field(32.0, gt=0)  # one 20 MB picture in base64 and some text
+    text_mb: float = Field(1.0, gt=0, le=8)  # of a body, without the pictures in it; the router's text_bytes_mb
     bodies_mb: float = Field(256.0, gt=0)  # all bodies that are being read or waited on; more are told to come again
     header_kb: int = Field(32, ge=1)  # request line and headers
     header_timeout_s: float = Field(10.0, gt=0)  # from connecting, or the first byte, to the last header
@@ -92,6 +93,11 @@ class GatewaySettings(BaseModel):
     def max_body_bytes(self) -> int:
         """`body_mb` in bytes."""
         return int(self.body_mb * 1_000_000)
+
+    @property
+    def max_text_bytes(self) -> int:
+        """`text_mb` in bytes."""
+        return int(self.text_mb * 1_000_000)
 
     @property
     def max_image_bytes(self) -> int:

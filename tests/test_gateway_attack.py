@@ -160,11 +160,13 @@ def test_bodies_of_a_hundred_megabytes_are_cut_off_and_not_kept(gateway: Running
 
 def test_bodies_full_of_small_values_take_no_memory_and_no_time(gateway: RunningGateway) -> None:
     before = gateway.resident_bytes()
-    status, answer = post(gateway, {**HELLO, "metadata": [0] * 600_000})
-    assert (status, answer["error"]["param"]) == (413, "body")
-    status, answer = post(gateway, {"model": "vlm", "messages": [0] * 400_000}, path="/v1/chat/completions")
+    for many in ([0] * 110_000, [[]] * 60_000, "a" * 1_500_000):
+        status, answer = post(gateway, {**HELLO, "metadata": many})
+        assert (status, answer["error"]["param"]) == (413, "body")
+        assert "limit of 100,000" in answer["error"]["message"] or "text_mb = 1" in answer["error"]["message"]
+    status, answer = post(gateway, {"model": "vlm", "messages": [0] * 90_000}, path="/v1/chat/completions")
     assert (status, answer["error"]["param"]) == (400, "messages[0]")
-    status, answer = post(gateway, {**HELLO, "stop": [0] * 400_000})
+    status, answer = post(gateway, {**HELLO, "stop": [0] * 90_000})
     assert (status, answer["error"]["param"]) == (400, "stop[0]")
     assert gateway.resident_bytes() - before < 64 * MEGABYTE
 
