@@ -200,20 +200,21 @@ class Pool:
 
         A server that can't take it, or dies before the first piece, is left for the next (VlmError of the last one).
         """
-        left = [server for server in self.servers if server.health is Health.READY]
+        left = self._ready_but()
         if not left:
             raise VlmError("UNAVAILABLE", "no server is ready")
+        tried: list[Server] = []
         deadline = arrived_s + asked.timeout_s
         message = await aside(asked.request.image_bytes, lambda: to_message(asked.request).SerializeToString())
         while True:
             server = min(left, key=lambda server: server.pending_tokens)
-            left.remove(server)
+            tried.append(server)
             call = server.call(asked, message, max(0.0, deadline - time.monotonic()))
             try:
                 return call, await call.read()
             except VlmError as error:
                 await call.aclose()
-                left = [server for server in left if server.health is Health.READY]
+                left = self._ready_but(*tried)  # one may have come meanwhile
                 if error.status != "UNAVAILABLE" or not left:
                     raise
                 server.suspect()
@@ -221,3 +222,6 @@ class Pool:
             except BaseException:
                 await call.aclose()
                 raise
+
+    def _ready_but(self, *tried: Server) -> list[Server]:
+        return [server for server in self.servers if server.health is Health.READY and server not in tried]

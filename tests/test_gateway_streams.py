@@ -114,6 +114,31 @@ def test_when_one_of_two_servers_dies_requests_without_a_token_go_to_the_other(
         assert gateway.status("/health/ready") == 200
 
 
+def test_a_server_that_came_later_takes_the_requests_of_one_that_dies(tmp_path: Path) -> None:
+    pieces: list[str] = []
+    with contextlib.ExitStack() as running:
+        first = running.enter_context(Server(echo_output(tmp_path / "a"), free_ports()))
+        later = Server(echo_output(tmp_path / "b"), free_ports())
+        servers = [server.endpoints.grpc for server in (first, later)]
+        gateway = running.enter_context(RunningGateway(tmp_path / "gateway", servers=servers))
+
+        async def run() -> str:
+            async with client_of(gateway) as client:
+                task = asyncio.create_task(stream(client, "wait 10000", pieces))
+                sent = f'tvlm_gateway_running_requests{{server="{servers[0]}"}} 1.0'
+                while sent not in httpx2.get(f"{gateway.url}/metrics").text:
+                    await asyncio.sleep(0.02)
+                running.enter_context(later)
+                while f"{servers[1]} is ready" not in gateway.log:
+                    await asyncio.sleep(0.02)
+                assert not pieces
+                kill(first)
+                return await asyncio.wait_for(task, 60)
+
+        assert asyncio.run(run()) == ""
+        assert "".join(pieces).startswith("wait 10000")
+
+
 def kill(server: Server) -> None:
     port = server.endpoints.grpc.rsplit(":", 1)[1]
     victims = [p for p in psutil.Process().children(recursive=True) if f"--grpc-port={port}" in p.cmdline()]
