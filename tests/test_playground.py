@@ -191,6 +191,18 @@ def test_a_question_that_is_sent_at_once_has_the_picture_that_was_just_pasted(pa
     assert kinds == ["image_url", "text"]
 
 
+def test_the_last_answer_stays_in_view_when_pictures_and_options_take_room(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 700})
+    for question in ("One?", "Two?", "Three?"):
+        ask(page, question)
+        finished(page)
+    page.set_input_files("#files", [PICTURES / "circle.png"])
+    expect(page.locator("#pictures li")).to_have_count(1)
+    page.get_by_role("button", name="Options").click()
+    expect(page.get_by_label("Temperature")).to_be_visible()
+    expect(answer(page).locator(".note").last).to_be_in_viewport()
+
+
 def smallest_png() -> bytes:
     return (PICTURES / "circle.png").read_bytes()
 

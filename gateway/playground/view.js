@@ -10,6 +10,12 @@ const STAGES = [
 const NEAR = 60; // pixels from the end within which the view follows the answer
 
 const conversation = document.getElementById("conversation");
+let follows = true; // the view stays at the end: when text comes, and when pictures or options take room below
+
+conversation.addEventListener("scroll", () => {
+  follows = conversation.scrollHeight - conversation.scrollTop - conversation.clientHeight < NEAR;
+});
+new ResizeObserver(() => follows && scrollToEnd()).observe(conversation);
 
 export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -31,9 +37,8 @@ export function show(turn, again) {
   const answer = element("article", { className: "turn answer", ariaLabel: "Answer" }, text, foot);
   conversation.append(question, answer);
   const update = () => {
-    const follow = conversation.scrollHeight - conversation.scrollTop - conversation.clientHeight < NEAR;
     text.textContent = turn.answer;
-    if (follow) scrollToEnd();
+    if (follows) scrollToEnd();
   };
   const finish = () => {
     update();
