@@ -3,15 +3,20 @@
     python -m perf.gateway --output build/demo-cpu
 
 Starts the composed deployment and a gateway; both are asked in turns, so that what else the machine does meets both.
+Time outside the router is what remains of the time to first token without the router's own (`timing.first_token_ms`),
+request by request: the engine's steps, which vary by more than the gateway costs, are not in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +27,46 @@ from client.serving.gateway import GatewayProcess
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "circle.png"
 QUESTION = "Tell me a long story about a fox."
 _HOST = "127.0.0.1"
 
-Ask = Callable[[int], Awaitable[tuple[float, int]]]  # tokens wanted -> seconds to the first piece, tokens answered
+
+@dataclass(frozen=True)
+class Seen:
+    """One answer, from the client's side."""
+
+    first_ms: float  # to the first piece
+    router_ms: float  # of which the router's own
+    tokens: int
 
 
-def direct(vlm: AsyncVlmClient) -> Ask:
+Ask = Callable[[int], Awaitable[Seen]]  # tokens wanted
+
+
+def direct(vlm: AsyncVlmClient, pictures: Sequence[bytes]) -> Ask:
     """Ask the model over gRPC."""
 
-    async def ask(tokens: int) -> tuple[float, int]:
+    async def ask(tokens: int) -> Seen:
         begin, first = time.perf_counter(), 0.0
-        stream = vlm.stream(QUESTION, max_tokens=tokens, ignore_eos=True)
+        stream = vlm.stream(QUESTION, pictures, max_tokens=tokens, ignore_eos=True)
         async for _ in stream:
             first = first or time.perf_counter() - begin
-        return first, stream.answer.usage.num_output_tokens or 0
+        answer = stream.answer
+        return Seen(first * 1e3, answer.timing.first_token_ms or 0.0, answer.usage.num_output_tokens or 0)
 
     return ask
 
 
-def through(session: aiohttp.ClientSession, url: str) -> Ask:
+def through(session: aiohttp.ClientSession, url: str, pictures: Sequence[bytes]) -> Ask:
     """Ask the gateway, over a kept connection as OpenAI's client has it."""
+    urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
-    async def ask(tokens: int) -> tuple[float, int]:
+    async def ask(tokens: int) -> Seen:
         body: dict[str, Any] = {
             "model": "vlm",
-            "messages": [{"role": "user", "content": QUESTION}],
+            "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}],
             "max_tokens": tokens,
             "ignore_eos": True,
             "stream": True,
@@ -61,18 +80,33 @@ def through(session: aiohttp.ClientSession, url: str) -> Ask:
                     first = time.perf_counter() - begin
                 if b'"completion_tokens":' in line:
                     last = line
-        return first, int(last.split(b'"completion_tokens":')[1].split(b",")[0])
+        figures = json.loads(last.removeprefix(b"data: "))
+        return Seen(first * 1e3, figures["timing"]["first_token_ms"], figures["usage"]["completion_tokens"])
 
     return ask
 
 
-async def first_token_ms(ways: dict[str, Ask], requests: int) -> dict[str, float]:
-    """Median time to first token at concurrency 1, by way; one request of each in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+async def first_tokens(ways: dict[str, Ask], requests: int) -> dict[str, list[Seen]]:
+    """Answers at concurrency 1, by way; one request of each in turn."""
+    seen: dict[str, list[Seen]] = {name: [] for name in ways}
     for _ in range(requests):
         for name, ask in ways.items():
-            seconds[name].append((await ask(4))[0])
-    return {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
+            seen[name].append(await ask(4))
+    return seen
+
+
+def report_first_tokens(what: str, seen: dict[str, list[Seen]]) -> None:
+    """Print the medians of both ways, and what the gateway adds."""
+    for part, of in (
+        ("TTFT", lambda answer: answer.first_ms),
+        ("outside the router", lambda answer: answer.first_ms - answer.router_ms),
+    ):
+        direct, gateway = (statistics.median(map(of, seen[name])) for name in ("direct", "gateway"))
+        print(
+            f"{what}: {part}, medians of {len(seen['direct'])}: direct {direct:.2f} ms, gateway {gateway:.2f} ms, "
+            f"added {gateway - direct:.2f} ms",
+            flush=True,
+        )
 
 
 async def token_rates(ways: dict[str, Ask], streams: int, tokens: int, rounds: int) -> dict[str, list[float]]:
@@ -82,7 +116,7 @@ async def token_rates(ways: dict[str, Ask], streams: int, tokens: int, rounds: i
         for name in list(ways) if number % 2 == 0 else reversed(ways):
             begin = time.perf_counter()
             answered = await asyncio.gather(*(ways[name](tokens) for _ in range(streams)))
-            rates[name].append(sum(count for _, count in answered) / (time.perf_counter() - begin))
+            rates[name].append(sum(answer.tokens for answer in answered) / (time.perf_counter() - begin))
     return rates
 
 
@@ -92,15 +126,10 @@ async def measure(grpc: str, url: str, options: argparse.Namespace) -> None:
         AsyncVlmClient(grpc) as vlm,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        ways = {"direct": direct(vlm), "gateway": through(session, url)}
-        await first_token_ms(ways, 5)  # warm-up
-        ttft = await first_token_ms(ways, options.requests)
-        added = ttft["gateway"] - ttft["direct"]
-        print(
-            f"TTFT median of {options.requests}: direct {ttft['direct']:.2f} ms, gateway {ttft['gateway']:.2f} ms",
-            flush=True,
-        )
-        print(f"added by the gateway: {added:.2f} ms", flush=True)
+        for what, pictures in (("picture", [PICTURE.read_bytes()]), ("text", [])):
+            ways = {"direct": direct(vlm, pictures), "gateway": through(session, url, pictures)}
+            await first_tokens(ways, 5)  # warm-up
+            report_first_tokens(what, await first_tokens(ways, options.requests))
         await token_rates(ways, options.streams, 8, 1)  # warm-up
         rates = await token_rates(ways, options.streams, options.tokens, options.rounds)
     for name, values in rates.items():
