@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -20,18 +21,32 @@ class Tiling(BaseModel):
     alone_only: bool = False  # among other pictures of a request a picture is one squashed tile
 
 
+class NativeResolution(BaseModel):
+    """Pictures keep their shape, and are packed patches to the tower (media/patches.py): Qwen2.5-VL's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    patch: int  # pixels of a side
+    merge: int  # patches of a side that become one token
+    window: int  # pixels of a side; most of the tower's layers attend within it
+    min_pixels: int  # what is smaller is scaled up, what is larger down
+    max_pixels: int
+
+
 class Checkpoint(BaseModel):
     """What router and stages must know of the model, independent of any engine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    image_size: int  # pixels of one side of the square tile the vision tower takes
-    tokens_per_tile: int  # visual tokens that one tile becomes
+    # pixels of one side of the square tile the vision tower takes; of native resolution an example, to warm up with
+    image_size: int
+    tokens_per_tile: int  # visual tokens that one tile, or the example, becomes
     # of a picture that is one tile: scaled to the square, or its middle cut out, or put on a square of a colour
     fit: Literal["squash", "crop", "pad"] = "squash"
     pad_colour: tuple[int, int, int] = (0, 0, 0)
-    tiling: Tiling | None = None  # None: a picture is one tile
+    tiling: Tiling | None = None  # any-resolution tiles
+    native: NativeResolution | None = None  # neither of the two: a picture is one tile
     hidden_size: int  # width of a token embedding, of text and of images
     vocab_size: int
     kv_bytes_per_token: int  # of the KV cache in 16 bits: 2 (K, V) x layers x KV heads x head size x 2
@@ -50,6 +65,24 @@ class Checkpoint(BaseModel):
         ModServe (section 4.3) places by total tokens for decoder-only models, by text tokens for cross-attention ones.
         """
         return text + visual if self.fusion == "decoder_only" else text
+
+    def within(self, image_tokens: int) -> Checkpoint:
+        """With pictures of native resolution of up to so many visual tokens (`limits.image_tokens`)."""
+        if self.native is None:
+            return self
+        native, unit = self.native, self.native.patch * self.native.merge
+        side = min(self.image_size // unit, math.isqrt(image_tokens))  # of the example, in tokens
+        area = {
+            "min_pixels": min(native.min_pixels, (side * unit) ** 2),
+            "max_pixels": min(native.max_pixels, image_tokens * unit**2),
+        }
+        return self.model_copy(
+            update={
+                "native": native.model_copy(update=area),
+                "image_size": side * unit,
+                "tokens_per_tile": side**2,
+            }
+        )
 
 
 def load_checkpoint(artifacts: Path) -> Checkpoint:

@@ -67,6 +67,9 @@ class Limits(Section):
     text_bytes_mb: float = Field(1.0, gt=0, le=8)
     image_bytes_mb: float = Field(20.0, gt=0)  # encoded size of one image
     image_pixels_mp: float = Field(64.0, gt=0)  # width x height, in millions, read from the header before decoding
+    # visual tokens of one picture, where the checkpoint keeps its resolution (Qwen2.5-VL): a larger one is scaled down
+    # to them. Also what a batch of the encoder holds, whose memory grows with their square
+    image_tokens: int = Field(1280, ge=16, le=16_384)  # 1280: about a megapixel, transformers' own default
     context_tokens: int = Field(2048, ge=16)  # prompt, visual tokens and answer together
     default_max_tokens: int = Field(128, ge=1)  # when the request names none
 

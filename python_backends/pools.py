@@ -68,14 +68,16 @@ class VisionPool(_Pool):
     # at most, for pictures that are in decode, to have them in the same batch. The window adapts: none for a lone
     # picture or a full batch, else what a batch was measured to save, so next to none on a CPU; 0: never wait
     queue_delay_ms: float = Field(5.0, ge=0, le=1000)
-    # auto: bf16 where the CPU has AMX, else f32; on GPUs f16
+    # auto: bf16 where the CPU has AMX, else f32; on GPUs f16, of Qwen2.5-VL bf16
     precision: Literal["auto", "f32", "bf16", "f16"] = "auto"
     threads: int = Field(0, ge=0, le=256)  # 0: all cores
     nice: int = Field(0, ge=0, le=19)  # over 0: encode takes only the CPU time that the token loop leaves
     timeout_ms: int = Field(30_000, ge=100)
-    # largest batch of each TensorRT optimisation profile, the last one batch_size; empty: one profile for all
+    # largest batch of each TensorRT optimisation profile, the last one batch_size; empty: one profile for all. Where
+    # pictures have sizes of their own, of which a batch of batch_size stands for limits.image_tokens, its share
     profile_batches: tuple[int, ...] = ()
-    # batches that are replayed as CUDA graphs, which spares hundreds of launches; smaller ones are padded to the next
+    # batches of tiles that are replayed as CUDA graphs, which spares hundreds of launches; smaller ones are padded to
+    # the next. Towers of packed patches (Qwen2.5-VL) have none, as their lengths differ from batch to batch
     graph_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
     @field_validator("precision")

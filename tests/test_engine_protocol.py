@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from python_backends.engines.protocol import (
+    GRID,
     HASH,
     IMAGE_TOKENS,
     NO_VISUALS,
@@ -41,7 +42,7 @@ def submission(number: int, images: list[int], paged: bool) -> Submission:
 
 def test_what_is_told_of_images_arrives_with_their_sequence() -> None:
     keys = [bytes(range(32)), b"\xff" * 32]
-    told = describe_images([4, 2], keys)
+    told = describe_images([4, 2], [(2, 2), (1, 2)], keys)
     sampling = SamplingParams(max_tokens=1)
     shown = VisualRows(np.ones((6, WIDTH), np.float16), images=told)
     sent = [
@@ -54,6 +55,7 @@ def test_what_is_told_of_images_arrives_with_their_sequence() -> None:
     assert len(first.visuals.images) == 0
     np.testing.assert_array_equal(second.visuals.images, told)
     assert told[:, IMAGE_TOKENS].tolist() == [4, 2]
+    assert told[:, GRID].tolist() == [[2, 2], [1, 2]]
     assert [row.astype("<i4").tobytes() for row in told[:, HASH]] == keys
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from perf.decode_stage import artifacts_in
 from perf.decode_stage import decode as answers_of
-from python_backends.checkpoint import CHECKPOINT_FILE, Tiling, load_checkpoint
+from python_backends.checkpoint import CHECKPOINT_FILE, NativeResolution, Tiling, load_checkpoint
 from python_backends.errors import ServingError
 from python_backends.media import stage as stage_module
 from python_backends.media.batching import Batcher
@@ -73,6 +73,7 @@ FITS: dict[str, dict[str, Any]] = {
     "crop": {"fit": "crop"},
     "pad": {"fit": "pad", "pad_colour": (120, 110, 100)},
     "tiles": {"tiling": Tiling(canvases=CANVASES)},
+    "native": {"native": NativeResolution(patch=14, merge=2, window=112, min_pixels=3136, max_pixels=50_000)},
 }
 
 
@@ -104,7 +105,7 @@ def staged(folder: Path, **checkpoint: Any) -> Iterator[DecodeStage]:
 @pytest.mark.dali
 @pytest.mark.parametrize("fit", FITS)
 def test_pictures_are_cut_as_on_cpus(tmp_path: Path, fit: str) -> None:
-    """Of any shape, lying or not: LLaVA's square, CLIP's middle, OneVision's margins, LLaVA-NeXT's tiles."""
+    """Of any shape, lying or not: LLaVA's square, CLIP's middle, padding, LLaVA-NeXT's tiles, Qwen's own size."""
     with staged(tmp_path, **FITS[fit]) as stage:
         layout = Layout.of(load_checkpoint(tmp_path))
         for name in ("jpeg_baseline.jpg", "jpeg_exif6.jpg", "jpeg_exif3.jpg", "jpeg_grey.jpg"):

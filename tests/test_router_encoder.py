@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from python_backends.embeddings.pool import PAGE_TOKENS, EmbeddingPool
 from python_backends.embeddings.region import PoolReader
+from python_backends.engines.protocol import GRID, IMAGE_TOKENS
 from python_backends.errors import ServingError, unavailable
 from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
+from python_backends.media.tiling import PatchGrid
 from python_backends.metrics import Metric, Metrics
 from python_backends.router.encoder import Encoder, Picture, Visual
 from python_backends.router.fan_out import FanOut
@@ -35,6 +37,26 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=8,
 )
+
+
+def test_grids_of_pictures_that_keep_their_shape_go_to_the_llm() -> None:
+    """From their headers: of 28 x 1 pixels, which are scaled up."""
+
+    async def main() -> None:
+        stages, metrics = FakeStages(), Metrics(Nowhere())
+        stages.tokens = 11
+        encoder = Encoder(stages, 2, EmbeddingPool(0, HIDDEN, b"model"), metrics)
+        layout = Layout(28, native=PatchGrid())
+        images = FanOut(encoder, ImageLimits(1 << 20, 1 << 20), layout, 0, metrics).look_up([gif(28), gif(28)])
+        assert images.tokens == [11, 11]
+        await images.embed_again()
+        told = images.rows().images
+        assert told[:, IMAGE_TOKENS].tolist() == [11, 11]
+        assert told[:, GRID].tolist() == [[1, 11]] * 2
+        images.release()
+        encoder.close()
+
+    asyncio.run(main())
 
 
 async def nothing_held(pool: EmbeddingPool) -> None:

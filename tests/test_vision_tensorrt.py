@@ -103,7 +103,7 @@ def test_every_batch_has_a_run_that_holds_it_within_its_profile(
     [
         (None, "model.plan is not there: build again"),
         ("other version", "model.plan does not load: build it again on this machine"),
-        ('{"profiles": [[1, 1, 1]], "tensors": ["a", "b"]}', "has the tensors a, b, not tiles and visual_tokens"),
+        ('{"profiles": [[1, 1, 1]], "tensors": ["a", "b"]}', "has the tensors a, b, not tiles, visual_tokens"),
     ],
 )
 def test_a_plan_that_can_not_be_used_is_named(tmp_path: Path, content: str | None, sentence: str) -> None:

@@ -61,10 +61,13 @@ class VisualRows:
             put_rows(self.copied, target, places)
 
 
-def describe_images(tokens: Sequence[int], keys: Sequence[bytes]) -> NDArray[np.int32]:
-    """What is told of images: visual tokens of each, and the 32 bytes that their content is known by."""
+def describe_images(
+    tokens: Sequence[int], grids: Sequence[tuple[int, int]], keys: Sequence[bytes]
+) -> NDArray[np.int32]:
+    """What is told of images: visual tokens of each, their grid (see GRID), and 32 bytes that tell its content."""
     told = np.zeros((len(keys), NO_IMAGES.shape[1]), np.int32)
     told[:, IMAGE_TOKENS] = tokens
+    told[:, GRID] = grids
     told[:, HASH] = np.frombuffer(b"".join(keys), "<i4").reshape(len(keys), 8)
     return told
 

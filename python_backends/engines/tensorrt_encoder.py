@@ -1,9 +1,8 @@
-"""A vision tower as a TensorRT plan: execution contexts, device buffers and CUDA graphs.
+"""A vision tower of tiles as a TensorRT plan: execution contexts, device buffers and CUDA graphs.
 
 One context for each optimisation profile of the plan; all share one pair of device buffers, as one batch runs at a
 time. Batches of the usual sizes are captured once as CUDA graphs, and replayed: a tower is hundreds of small kernels,
 whose launches take longer than some of them run. A batch between two sizes is padded to the next.
-Names are those of TensorRT 10 and 11.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.workers.targets import MissingRuntime
+from python_backends.engines.tensorrt_engine import OUTPUT, TensorRtEngine
 
-INPUT, OUTPUT = "tiles", "visual_tokens"
-REBUILD = "build it again on this machine with `tvlm build`: a plan is for one TensorRT version and one kind of GPU"
+INPUT = "tiles"
 
 
 @dataclass(frozen=True)
@@ -50,23 +48,17 @@ class TensorRtEncoder:
     def __init__(self, plan: Path, graph_batches: Sequence[int], torch: Any, tensorrt: Any) -> None:
         """Load the plan and capture its graphs (MissingRuntime: it is not there, or not for this machine)."""
         self._torch = torch
-        self._stream = torch.cuda.Stream()
-        self._runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.WARNING))
-        self._engine = self._load(plan)
-        shapes = [
-            self._engine.get_tensor_profile_shape(INPUT, i) for i in range(self._engine.num_optimization_profiles)
-        ]
-        self._profiles = [(int(low[0]), int(high[0])) for low, _, high in shapes]
+        self._engine = TensorRtEngine(plan, [INPUT], torch, tensorrt)
+        self._stream = self._engine.stream
+        shapes = self._engine.profiles(INPUT)
+        self._profiles = [(low[0], high[0]) for low, _, high in shapes]
         self.largest = max(high for _, high in self._profiles)
-        tile = tuple(int(side) for side in shapes[0][2])[1:]
-        tokens = tuple(int(side) for side in self._engine.get_tensor_shape(OUTPUT))[1:]
-        dtype = {tensorrt.DataType.HALF: torch.float16, tensorrt.DataType.BF16: torch.bfloat16}.get(
-            self._engine.get_tensor_dtype(OUTPUT), torch.float32
-        )
+        tile, tokens = shapes[0][2][1:], self._engine.shape(OUTPUT)[1:]
         self._input = torch.zeros((self.largest, *tile), dtype=torch.uint8, device="cuda")
-        self._output = torch.zeros((self.largest, *tokens), dtype=dtype, device="cuda")
+        self._output = torch.zeros((self.largest, *tokens), dtype=self._engine.output_type, device="cuda")
         self._pinned = torch.zeros((self.largest, *tile), dtype=torch.uint8, pin_memory=True)  # host copies overlap
-        self._contexts = [self._context(i) for i in range(len(self._profiles))]
+        buffers = {INPUT: self._input, OUTPUT: self._output}
+        self._contexts = [self._engine.context(i, buffers) for i in range(len(self._profiles))]
         self._graphs: dict[int, Any] = {}
         for batch in graph_batches:
             if batch <= self.largest:
@@ -92,35 +84,8 @@ class TensorRtEncoder:
         self._stream.synchronize()
         return tokens
 
-    def _load(self, plan: Path) -> Any:
-        try:
-            data = plan.read_bytes()
-        except FileNotFoundError:
-            raise MissingRuntime(
-                f"{plan} is not there: build again with `tvlm build` on a machine with a GPU"
-            ) from None
-        engine = self._runtime.deserialize_cuda_engine(data)
-        if engine is None:
-            raise MissingRuntime(f"{plan} does not load: {REBUILD}")
-        names = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
-        if names != {INPUT, OUTPUT}:
-            raise MissingRuntime(f"{plan} has the tensors {', '.join(sorted(names))}, not {INPUT} and {OUTPUT}")
-        return engine
-
-    def _context(self, profile: int) -> Any:
-        context = self._engine.create_execution_context()
-        if context is None:
-            raise MissingRuntime("TensorRT can't make an execution context: GPU memory is short")
-        context.set_optimization_profile_async(profile, self._stream.cuda_stream)
-        context.set_tensor_address(INPUT, self._input.data_ptr())
-        context.set_tensor_address(OUTPUT, self._output.data_ptr())
-        return context
-
     def _execute(self, run: Run) -> None:
-        context = self._contexts[run.profile]
-        context.set_input_shape(INPUT, (run.batch, *self._input.shape[1:]))
-        if not context.execute_async_v3(self._torch.cuda.current_stream().cuda_stream):
-            raise RuntimeError(f"TensorRT could not run a batch of {run.batch}")
+        self._engine.execute(self._contexts[run.profile], {INPUT: (run.batch, *self._input.shape[1:])})
 
     def _capture(self, batch: int) -> Any:
         run = choose_run(batch, self._profiles, [])

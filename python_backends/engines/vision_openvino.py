@@ -28,20 +28,7 @@ class VisionWorker(BatchedVision):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._batch_size = int(config["batch_size"])
-        core = ov.Core()
-        model = core.read_model(find_model(Path(config["folder"])))
-        processor = PrePostProcessor(model)
-        processor.output().tensor().set_element_type(ov.Type.f16)  # what travels on, converted while it is warm
-        properties: dict[str, Any] = {
-            "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, on all threads
-            "NUM_STREAMS": "1",
-            # pinned threads begin at the first core in every process: two encoders would share it, the next one idle
-            "ENABLE_CPU_PINNING": False,
-            "INFERENCE_PRECISION_HINT": precision(core, str(config["precision"])),
-        }
-        if config["threads"]:
-            properties["INFERENCE_NUM_THREADS"] = int(config["threads"])
-        self._request = core.compile_model(processor.build(), "CPU", properties).create_infer_request()
+        self._request = compile_tower(config)
         side = int(config["image_size"])
         for count in (1, self._batch_size):  # the first inference of a shape builds its primitives
             self._encode(np.zeros((count, side, side, 3), np.uint8))
@@ -49,6 +36,24 @@ class VisionWorker(BatchedVision):
     def _encode(self, tiles: NDArray[np.uint8]) -> NDArray[np.float16]:
         self._request.infer([np.ascontiguousarray(tiles)], share_inputs=True)
         return np.array(self._request.get_output_tensor().data)
+
+
+def compile_tower(config: dict[str, Any]) -> ov.InferRequest:
+    """A request of the model in config["folder"], with precision and threads as it says; what it gives is float16."""
+    core = ov.Core()
+    model = core.read_model(find_model(Path(config["folder"])))
+    processor = PrePostProcessor(model)
+    processor.output().tensor().set_element_type(ov.Type.f16)  # what travels on, converted while it is warm
+    properties: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, on all threads
+        "NUM_STREAMS": "1",
+        # pinned threads begin at the first core in every process: two encoders would share it, the next one idle
+        "ENABLE_CPU_PINNING": False,
+        "INFERENCE_PRECISION_HINT": precision(core, str(config["precision"])),
+    }
+    if config["threads"]:
+        properties["INFERENCE_NUM_THREADS"] = int(config["threads"])
+    return core.compile_model(processor.build(), "CPU", properties).create_infer_request()
 
 
 def find_model(folder: Path) -> Path:

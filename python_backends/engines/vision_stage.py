@@ -1,6 +1,6 @@
 """The vision encode stage as its Triton stub sees it: tiles of several requests in, their visual tokens out.
 
-The worker makes features of tiles, whatever runtime it has; here the features of each picture become its tokens.
+The worker makes features, whatever runtime it has; here the features of each picture become its tokens (`towers`).
 Batches form in Triton's queue while one is encoded, and here while none is: Triton's own delay (max_queue_delay) is the
 same for the lone picture as for the first of many, so it is 0, and a batch that should wait waits here (`BatchWindow`).
 """
@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
+from python_backends.engines.towers import tower_of
 from python_backends.errors import ServingError, Status, invalid
-from python_backends.media.layout import Layout
-from python_backends.media.packing import load_row_end, pack
 from python_backends.media.tiling import Size
 from python_backends.scheduling.window import BatchWindow
 from python_backends.workers import SupervisedWorker, WorkerSpec
-from python_backends.workers.targets import ENCODE, gpu_environment
+from python_backends.workers.targets import gpu_environment
 
 log = logging.getLogger(__name__)
-
-_CALL_TILES = 64  # tiles in one call of the worker, which cuts them into batches
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """A request: tiles uint8 [images, tiles, H, W, 3]; upright width and height of each image, int32 [images, 2]."""
+    """A request: tiles uint8 [images, tiles, H, W, 3] (see media/layout.py), and upright sizes of the images.
+
+    `sizes` are width and height, int32 [images, 2].
+    """
 
     tiles: NDArray[np.uint8]
     sizes: NDArray[np.int32]
@@ -64,26 +64,22 @@ class EncodeStage:
         self, name: str, artifacts: Path, on_death: Callable[[str], None] | None = None, *, gpus: Sequence[int] = ()
     ) -> None:
         """`on_death` gets the reason whenever the worker is replaced; `gpus` are those that it may use."""
-        self._checkpoint = load_checkpoint(artifacts)
-        self._layout = Layout.of(self._checkpoint)
-        self._row_end = load_row_end(artifacts / "vision") if self._layout.ends_rows else None
+        self._tower = tower_of(load_checkpoint(artifacts), artifacts)
         pool = load_built_deployment(artifacts).pools.vision
-        side, hidden = self._checkpoint.image_size, self._checkpoint.hidden_size
-        tile_bytes = side * side * 3 + self._checkpoint.tokens_per_tile * hidden * 2
         self._worker = SupervisedWorker(
             WorkerSpec(
                 name=name,
-                target=ENCODE[pool.device],
+                target=self._tower.targets[pool.device],
                 config={
+                    **self._tower.config,
                     "folder": str(artifacts / "vision"),
-                    "image_size": side,
                     "batch_size": pool.batch_size,
                     "precision": pool.precision,
                     "threads": pool.threads,
                     "graph_batches": pool.graph_batches,
                 },
                 slots=2,
-                slot_bytes=_CALL_TILES * tile_bytes + 4096,
+                slot_bytes=self._tower.slot_bytes,
                 call_timeout_s=pool.timeout_ms / 1000,
                 nice=pool.nice,
                 environment=gpu_environment(gpus),
@@ -158,52 +154,42 @@ class EncodeStage:
         if not good:
             return [refusal for refusal in refusals if refusal is not None]
         try:
-            rows, milliseconds = self._encode(np.concatenate([tiles.reshape(-1, *tiles.shape[2:]) for tiles in good]))
+            rows, milliseconds = self._encode([tiles for request in good for tiles in request])
         except ServingError as error:
             return [refusal or error for refusal in refusals]
-        features = rows.reshape(-1, self._checkpoint.tokens_per_tile, rows.shape[-1])
         answers: list[Encoded | ServingError] = []
-        at = 0
         for pictures, refusal in zip(requests, refusals, strict=True):
             if refusal is not None:
                 answers.append(refusal)
                 continue
-            images, each = pictures.tiles.shape[:2]
-            own = features[at : at + images * each].reshape(images, each, *features.shape[1:])
+            own, rows = rows[: len(pictures.tiles)], rows[len(pictures.tiles) :]
             answers.append(self._pack(own, pictures.sizes, milliseconds))
-            at += images * each
         return answers
 
     def _pack(
-        self, features: NDArray[np.float16], sizes: NDArray[np.int32], encode_ms: float
+        self, rows: Sequence[NDArray[np.float16]], sizes: NDArray[np.int32], encode_ms: float
     ) -> Encoded | ServingError:
-        tokens = [
-            pack(tiles, Size(*size), self._layout, self._row_end)
-            for tiles, size in zip(features, sizes.tolist(), strict=True)
-        ]
+        tokens = [self._tower.tokens(own, Size(*size)) for own, size in zip(rows, sizes.tolist(), strict=True)]
         if len({len(own) for own in tokens}) > 1:
             return invalid("tiles", "pictures of different numbers of visual tokens: send each as a request of its own")
         return Encoded(np.stack(tokens), np.full((len(tokens), 1), encode_ms, np.float32))
 
     def _check(self, pictures: Pictures) -> ServingError | None:
-        tiles, side = pictures.tiles, self._checkpoint.image_size
-        if tiles.ndim != 5 or tiles.shape[2:] != (side, side, 3) or 0 in tiles.shape:
-            shape = ", ".join(map(str, tiles.shape[1:]))
-            return invalid("tiles", f"shape [{shape}] must be [tiles, {side}, {side}, 3]")
+        tiles = pictures.tiles
+        if tiles.ndim != 5 or tiles.shape[4] != 3 or 0 in tiles.shape:
+            return invalid("tiles", f"shape {list(tiles.shape[1:])} must be [tiles, height, width, 3]")
         if pictures.sizes.shape != (len(tiles), 2) or (pictures.sizes < 1).any():
             return invalid("picture_size", "must be the width and height of the picture, 1 or more")
-        for size in pictures.sizes.tolist():
-            expected = self._layout.tiles(Size(*size))
-            if self._layout.ends_rows and tiles.shape[1] not in (1, expected):
-                return invalid("tiles", f"{tiles.shape[1]} of a picture of {size[0]} x {size[1]}; it has {expected}")
-        return None
+        refusals = (
+            self._tower.refusal(own, Size(*size)) for own, size in zip(tiles, pictures.sizes.tolist(), strict=True)
+        )
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
-    def _encode(self, tiles: NDArray[np.uint8]) -> tuple[NDArray[np.float16], float]:
-        replies = [
-            self._worker.call("encode", [tiles[first : first + _CALL_TILES]])
-            for first in range(0, len(tiles), _CALL_TILES)
-        ]
-        tokens = np.concatenate([reply.arrays[0] for reply in replies])
+    def _encode(self, pictures: Sequence[NDArray[np.uint8]]) -> tuple[list[NDArray[np.float16]], float]:
+        """Rows of the tower for each picture, and the milliseconds of all."""
+        replies = [self._worker.call("encode", arrays) for arrays in self._tower.calls(pictures)]
+        rows = np.concatenate([array for reply in replies for array in reply.arrays])
         milliseconds = sum(float(reply.meta["encode_ms"]) for reply in replies)
-        self._window.encoded(len(tiles), milliseconds / 1000)
-        return tokens, milliseconds
+        self._window.encoded(sum(len(tiles) for tiles in pictures), milliseconds / 1000)
+        ends = np.cumsum([self._tower.rows(tiles) for tiles in pictures])
+        return np.split(rows, ends[:-1]), milliseconds

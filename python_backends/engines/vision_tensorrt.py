@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,13 @@ MODEL_FILE = "model.plan"
 REMEDY = "run in the image of containers/Dockerfile, which has version 10.14"
 
 
+def import_runtime() -> tuple[ModuleType, ModuleType]:
+    """PyTorch and TensorRT, where there is a GPU (MissingRuntime)."""
+    torch = require("torch", "PyTorch", REMEDY)
+    require_cuda(torch)
+    return torch, require("tensorrt", "TensorRT", REMEDY)
+
+
 class VisionWorker(BatchedVision):
     """Encodes tiles in batches.
 
@@ -24,9 +32,7 @@ class VisionWorker(BatchedVision):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        torch = require("torch", "PyTorch", REMEDY)
-        require_cuda(torch)
-        tensorrt = require("tensorrt", "TensorRT", REMEDY)
+        torch, tensorrt = import_runtime()
         plan = Path(config["folder"]) / MODEL_FILE
         self._encoder = TensorRtEncoder(plan, config["graph_batches"], torch, tensorrt)
         self._batch_size = self._encoder.largest

@@ -17,6 +17,8 @@ Scaled = Callable[[Size], Image.Image]  # the upright picture, in RGB, squashed 
 
 def scales(size: Size, layout: Layout, alone: bool) -> list[Size]:
     """The sizes that `cut` will ask for (ServingError)."""
+    if layout.native is not None:
+        return [layout.native.resized(size)]
     square = Size(layout.tile, layout.tile)
     tiling = layout.tiling(alone)
     if tiling is not None:
@@ -27,7 +29,12 @@ def scales(size: Size, layout: Layout, alone: bool) -> list[Size]:
 
 
 def cut(scaled: Scaled, size: Size, layout: Layout, alone: bool) -> NDArray[np.uint8]:
-    """Tiles of an upright picture of this size, uint8 [tiles, side, side, 3] (ServingError: too thin for it)."""
+    """Tiles of an upright picture of this size, uint8 [tiles, side, side, 3] (ServingError: too thin for it).
+
+    At native resolution one, [1, height, width, 3].
+    """
+    if layout.native is not None:
+        return np.asarray(scaled(layout.native.resized(size)), np.uint8)[np.newaxis]
     tiling = layout.tiling(alone)
     if tiling is not None:
         return _any_resolution(scaled, size, tiling)

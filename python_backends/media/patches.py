@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,24 @@ def pack(grids: Sequence[Size], rule: PatchGrid, window_pixels: int = WINDOW_PIX
         windows=windows.reshape(first, span**2),
         slots=slots.astype(np.int32),
     )
+
+
+def tower_inputs(
+    pictures: Sequence[NDArray[np.uint8]], rule: PatchGrid, window_pixels: int = WINDOW_PIXELS
+) -> dict[str, NDArray[Any]]:
+    """All inputs of the tower, by name, for arrays [n, height, width, 3] of pictures that are scaled already."""
+    every = [pixels for array in pictures for pixels in array]
+    grids = [Size(pixels.shape[1] // rule.patch, pixels.shape[0] // rule.patch) for pixels in every]
+    patches = np.concatenate([cut_patches(pixels, rule) for pixels in every])
+    return {"patches": patches, **vars(pack(grids, rule, window_pixels))}
+
+
+def split_tokens(
+    tokens: NDArray[np.float16], pictures: Sequence[NDArray[np.uint8]], rule: PatchGrid
+) -> list[NDArray[np.float16]]:
+    """Each array's own of the visual tokens [tokens, hidden] that the tower gave for `tower_inputs` of them."""
+    ends = np.cumsum([array[..., 0].size // rule.unit**2 for array in pictures])
+    return np.split(tokens, ends[:-1])
 
 
 def _positions(grid: Size, merge: int) -> NDArray[np.int64]:

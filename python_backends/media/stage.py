@@ -67,7 +67,7 @@ class DecodeStage:
         deployment = load_built_deployment(artifacts)
         pool = deployment.pools.preprocess
         checkpoint = load_checkpoint(artifacts)
-        tiles_bytes = Layout.of(checkpoint).most_tiles * checkpoint.image_size**2 * 3
+        tiles_bytes = Layout.of(checkpoint).most_pixels * 3
         threads = pool.threads or len(os.sched_getaffinity(0))
         self._limits = ImageLimits.of(deployment.limits)
         self._timeout_s = pool.timeout_ms / 1000
@@ -209,8 +209,8 @@ def _together(items: Sequence[_Item], others: int) -> Decoded | ServingError:
     if not good:
         return refuse("it holds no element")
     if len({item.tiles.shape for item in good}) > 1:
-        counts = ", ".join(str(item.tiles.shape[1]) for item in good)
-        return refuse(f"pictures of {counts} tiles don't fit into one tensor: send each as a request of its own")
+        shapes = ", ".join("x".join(map(str, item.tiles.shape[1:4])) for item in good)
+        return refuse(f"pictures of {shapes} (tiles, height, width) don't fit into one tensor: send each by itself")
 
     def joined(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(item, name) for item in good])

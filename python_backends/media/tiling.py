@@ -110,6 +110,11 @@ class PatchGrid:
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
 
+    @property
+    def unit(self) -> int:
+        """Pixels of a side of what becomes one token."""
+        return self.patch * self.merge
+
     def resized(self, size: Size) -> Size:
         """The size that the picture is scaled to.
 
@@ -117,7 +122,7 @@ class PatchGrid:
             ServingError: INVALID_ARG, one side is over 200 times the other.
         """
         check_aspect(size)
-        unit = self.patch * self.merge
+        unit = self.unit
         near = Size(round(size.width / unit) * unit, round(size.height / unit) * unit)
         if near.area > self.max_pixels:
             shrink = math.sqrt(size.area / self.max_pixels)
@@ -134,7 +139,19 @@ class PatchGrid:
 
     def tokens(self, size: Size) -> int:
         """Visual tokens (ServingError)."""
-        return self.grid(size).area // self.merge**2
+        return self.token_grid(size).area
+
+    def token_grid(self, size: Size) -> Size:
+        """How the visual tokens are laid out (ServingError)."""
+        grid = self.grid(size)
+        return Size(grid.width // self.merge, grid.height // self.merge)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of any picture: what `max_pixels` has, unless bounds are so narrow that whole tokens go beyond them."""
+        least, most = (pixels / self.unit**2 for pixels in (self.min_pixels, self.max_pixels))
+        thin, grown = math.sqrt(_MAX_ASPECT * most), math.sqrt(_MAX_ASPECT * least)  # sides of the thinnest picture
+        return math.ceil(max(most, thin, least + grown + least / max(grown, 1) + 1))
 
 
 def _without_margins(size: Size, canvas: Size) -> Size:

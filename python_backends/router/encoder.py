@@ -31,6 +31,7 @@ class Picture:
     key: bytes  # of the pool
     tokens: int  # visual tokens that it will become
     alone: bool = True  # in its request
+    grid: tuple[int, int] = (0, 0)  # rows and columns of the tokens, where positions follow them
 
 
 @dataclass(frozen=True)

@@ -56,13 +56,14 @@ class FanOut:
         pool = self._encoder.pool
         data = unwrap(image, self._limits)
         header = read_header(data, self._limits)
-        tokens = self._layout.tokens(Size(*header.upright_size), alone)
+        size = Size(*header.upright_size)
+        tokens, grid = self._layout.tokens(size, alone), self._layout.token_grid(size)
         if self._pool_mb and tokens > pool.most_tokens:
             raise invalid(
                 "image", f"{tokens} visual tokens are over the {pool.most_tokens} of cache.encoder_mb = {self._pool_mb}"
             )
         variant = b"company" if self._layout.alone_only and not alone else b""
-        return Picture(data, pool.key(data, variant), tokens, alone)
+        return Picture(data, pool.key(data, variant), tokens, alone, (grid.height, grid.width) if grid else (0, 0))
 
 
 class RequestImages:
@@ -101,7 +102,7 @@ class RequestImages:
         if not visuals:
             return NO_VISUALS
         pool = self._encoder.pool
-        told = describe_images(self.tokens, [picture.key for picture in self._pictures])
+        told = describe_images(self.tokens, [p.grid for p in self._pictures], [p.key for p in self._pictures])
         entries = [visual.entry for visual in visuals if visual.entry is not None]
         if len(entries) == len(visuals):
             return VisualRows(NO_VISUALS.copied, pool.page_list(entries), pool.address, told)

@@ -15,6 +15,10 @@ ENCODE: Mapping[str, str] = {
     "cpu": "python_backends.engines.vision_openvino:VisionWorker",
     "gpu": "python_backends.engines.vision_tensorrt:VisionWorker",
 }
+ENCODE_PATCHES: Mapping[str, str] = {  # towers of native resolution
+    "cpu": "python_backends.engines.patches_openvino:PatchWorker",
+    "gpu": "python_backends.engines.patches_tensorrt:PatchWorker",
+}
 TEXT: Mapping[str, str] = {
     "cpu": "python_backends.engines.llm_openvino:LlmEngine",
     "gpu": "python_backends.engines.llm_trtllm:LlmEngine",
