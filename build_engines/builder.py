@@ -20,6 +20,8 @@ from build_engines.fingerprint import Record, current_inputs, files_of, is_compl
 from build_engines.gguf_wheel import locate_gguf
 from build_engines.isolated import run_isolated
 from build_engines.llm_trtllm import write_model_yaml
+from build_engines.tensorrt_plan import as_json
+from build_engines.vision_plan import precision_of, profiles_of
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, load_deployment
 
@@ -80,7 +82,7 @@ def _check(deployment: Deployment, output: Path) -> Checkpoint:
         raise BuildError(
             f"limits.context_tokens = {context} is over the {facts.context_tokens} of checkpoint {facts.name}: lower it"
         )
-    return facts
+    return facts.within(deployment.limits.image_tokens)
 
 
 def _fill(
@@ -97,7 +99,7 @@ def _fill(
     (artifacts / CHAT_TEMPLATE).write_text(read_chat_template(deployment.checkpoint))
     compose_repository(deployment, facts, target / "model_repository")
 
-    steps, reused = _steps(deployment), []
+    steps, reused = _steps(deployment, facts), []
     for build in (previous, unfinished_of(previous)):
         for step in _still_good([step for step in steps if step not in reused], inputs, build):
             _take_over(build / "artifacts" / step.artifact, artifacts / step.artifact)
@@ -131,9 +133,9 @@ def _run(steps: list[_Step], artifacts: Path, record: Record, progress: Progress
         raise failures[0]
 
 
-def _steps(deployment: Deployment) -> list[_Step]:
+def _steps(deployment: Deployment, facts: Checkpoint) -> list[_Step]:
     if deployment.profile == "gpu":
-        return _gpu_steps(deployment)
+        return _gpu_steps(deployment, facts)
     if is_huggingface(deployment.checkpoint):
         return _export_steps(deployment)
     weights = deployment.pools.text.weights
@@ -151,7 +153,7 @@ def _steps(deployment: Deployment) -> list[_Step]:
     ]
 
 
-def _gpu_steps(deployment: Deployment) -> list[_Step]:
+def _gpu_steps(deployment: Deployment, facts: Checkpoint) -> list[_Step]:
     """Those of a Hugging Face folder for TensorRT and TensorRT-LLM."""
     checkpoint, vision = deployment.checkpoint, deployment.pools.vision
     if not is_huggingface(checkpoint):
@@ -159,7 +161,7 @@ def _gpu_steps(deployment: Deployment) -> list[_Step]:
     files = frozenset({"code", "libraries", *(f"checkpoint/{path.name}" for path in source_files(checkpoint))})
     package = "build_engines.gpu_steps"
     tokenizer = "build_engines.huggingface.tokenizer:build_tokenizer"
-    options = ("f16" if vision.precision == "auto" else vision.precision, json.dumps(vision.profiles()))
+    options = (precision_of(facts, vision), as_json(profiles_of(facts, vision)))
     return [
         _Step("LLM", "llm", f"{package}:link_checkpoint", checkpoint, files),
         _Step("tokenizer", "tokenizer.json", tokenizer, checkpoint, files),

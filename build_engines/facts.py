@@ -22,6 +22,10 @@ CHAT_TEMPLATE = "chat_template.jinja"
 VISION_MODEL = "vision.onnx"
 SERVED_FILES = (CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, VISION_MODEL)  # what a build reads of its own kind
 _SUFFIXES = (".json", ".jinja", ".model", ".safetensors")  # and of a Hugging Face folder
+_IN_EMBEDDINGS = ("llava", "llava_next", "llava_onevision")
+FAMILIES = {"cpu": _IN_EMBEDDINGS, "gpu": (*_IN_EMBEDDINGS, "qwen2_5_vl")}  # what can be served, by profile
+# OpenVINO GenAI numbers the positions of a prompt of embeddings by itself, along one axis
+_ONLY_ON_GPUS = "its LLM wants positions of three axes (M-RoPE), which OpenVINO GenAI takes none of beside embeddings"
 _TOWER_EXPORTERS = ("torch", "transformers", "onnx", "onnxruntime", "onnxscript")
 _EXPORTERS = {"cpu": (*_TOWER_EXPORTERS, "optimum.intel"), "gpu": _TOWER_EXPORTERS}  # by profile
 
@@ -78,6 +82,7 @@ def read_facts(checkpoint: Path, profile: Device = "cpu") -> Checkpoint:
 
 def _huggingface_facts(checkpoint: Path, profile: Device) -> Checkpoint:
     """transformers knows the defaults of what a configuration leaves out."""
+    _check_family(checkpoint, profile)
     missing = [name for name in _EXPORTERS[profile] if not _is_installed(name)]
     if missing:
         raise BuildError(
@@ -88,6 +93,16 @@ def _huggingface_facts(checkpoint: Path, profile: Device) -> Checkpoint:
         facts = Path(scratch) / CHECKPOINT_FILE
         run_isolated("build_engines.huggingface.facts:write_facts", checkpoint, facts)
         return Checkpoint.model_validate_json(facts.read_text())
+
+
+def _check_family(checkpoint: Path, profile: Device) -> None:
+    family = read_json(checkpoint / CONFIG).get("model_type") if (checkpoint / CONFIG).is_file() else None
+    if family in FAMILIES[profile]:
+        return
+    if family in FAMILIES["gpu"]:
+        raise BuildError(f"{checkpoint / CONFIG}: profile {profile} can't serve model_type {family!r}: {_ONLY_ON_GPUS}")
+    known = ", ".join(FAMILIES[profile])
+    raise BuildError(f"{checkpoint / CONFIG}: model_type is {family!r}; what profile {profile} can serve is {known}")
 
 
 def _is_installed(name: str) -> bool:

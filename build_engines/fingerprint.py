@@ -69,7 +69,8 @@ def current_inputs(deployment: Deployment) -> dict[str, str]:
     }
     if deployment.profile == "gpu":
         vision = deployment.pools.vision
-        inputs["plan"] = f"{vision.precision} {vision.profiles()} {_gpu_names()}"
+        sizes = f"{vision.profiles()} {deployment.limits.image_tokens}"
+        inputs["plan"] = f"{vision.precision} {sizes} {_gpu_names()}"
     elif not is_huggingface(deployment.checkpoint):
         inputs["llm"] = _file(locate_gguf())
     return inputs | {f"checkpoint/{path.name}": _file(path) for path in source_files(deployment.checkpoint)}

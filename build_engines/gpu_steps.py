@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -26,21 +25,19 @@ def link_checkpoint(checkpoint: Path, output: Path) -> None:
 def build_vision_plan(checkpoint: Path, output: Path, precision: str, profiles: str) -> None:
     """Export the tower in `precision` (f32, f16, bf16) and build its TensorRT plan into `output`.
 
-    `profiles` is JSON: [[smallest, tuned for, largest], ...] batches of tiles.
+    `profiles` are its optimisation profiles, as `tensorrt_plan.as_json` has them.
 
     Raises:
         BuildError: PyTorch and ONNX disagree, or TensorRT is not there, can't parse or can't build it.
     """
     # both of the extra [export], and heavy
-    from build_engines.huggingface.facts import read  # noqa: PLC0415
-    from build_engines.huggingface.vision import build_vision  # noqa: PLC0415
-    from build_engines.tensorrt_plan import PLAN, TIMING_CACHE, import_tensorrt, serialize, tile_profiles  # noqa: PLC0415
+    from build_engines.huggingface.towers import build_tower  # noqa: PLC0415
+    from build_engines.tensorrt_plan import PLAN, TIMING_CACHE, from_json, import_tensorrt, serialize  # noqa: PLC0415
 
     tensorrt = import_tensorrt()  # before minutes of export
-    build_vision(checkpoint, output, precision)
+    build_tower(checkpoint, output, precision)
     onnx = output / "model.onnx"
-    batches = tile_profiles([tuple(batch) for batch in json.loads(profiles)], read(checkpoint).image_size)
-    plan = serialize(tensorrt, onnx, batches, timing_cache=output / TIMING_CACHE)
+    plan = serialize(tensorrt, onnx, from_json(profiles), timing_cache=output / TIMING_CACHE)
     (output / PLAN).write_bytes(plan)
     onnx.unlink()
     onnx.with_suffix(".onnx.data").unlink(missing_ok=True)

@@ -61,6 +61,11 @@ def as_json(profiles: Sequence[Profile]) -> str:
     return json.dumps([profile.shapes for profile in profiles])
 
 
+def from_json(profiles: str) -> list[Profile]:
+    """The other way round."""
+    return [Profile({name: _shapes(shapes) for name, shapes in each.items()}) for each in json.loads(profiles)]
+
+
 def build_plan(source: Path, output: Path, profiles: str, memory_mb: str = "4096") -> None:
     """Write `output`/model.plan from `source`/model.onnx, for this machine's GPU; `profiles` as `as_json` has them.
 
@@ -71,8 +76,7 @@ def build_plan(source: Path, output: Path, profiles: str, memory_mb: str = "4096
     """
     trt = import_tensorrt()
     cache = source / TIMING_CACHE
-    wanted = [Profile({name: _shapes(shapes) for name, shapes in each.items()}) for each in json.loads(profiles)]
-    plan = serialize(trt, source / "model.onnx", wanted, int(memory_mb), cache)
+    plan = serialize(trt, source / "model.onnx", from_json(profiles), int(memory_mb), cache)
     output.mkdir()
     (output / PLAN).write_bytes(plan)
 

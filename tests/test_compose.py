@@ -249,6 +249,19 @@ def test_a_hugging_face_folder_is_exported_with_the_weights_asked_for(
     assert build(write_deployment(tmp_path, pools={"text": {"weights": "int4"}}), output).reused == ()
 
 
+def test_a_family_is_refused_by_the_profile_that_can_not_serve_it(
+    deployment: Path, huggingface: Path, output: Path
+) -> None:
+    (huggingface / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    with pytest.raises(
+        BuildError, match=r"profile cpu can't serve model_type 'qwen2_5_vl': its LLM wants positions of"
+    ):
+        build(deployment, output)
+    (huggingface / "config.json").write_text('{"model_type": "idefics3"}')
+    with pytest.raises(BuildError, match=r"model_type is 'idefics3'; what profile cpu can serve is llava, llava_next"):
+        build(deployment, output)
+
+
 def test_without_the_exporters_the_extra_is_named(
     deployment: Path, huggingface: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from build_engines.compose import MODELS, compose_repository, read_config
 from build_engines.errors import BuildError
 from build_engines.gpu_steps import link_checkpoint
 from build_engines.llm_trtllm import MODEL_YAML
+from build_engines.tensorrt_plan import from_json
 from build_engines.warmup import add_warmup
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import load_deployment, parse_deployment
@@ -122,7 +123,10 @@ def test_a_build_for_gpus_makes_a_plan_links_the_llm_and_writes_model_yaml(
     path = write_deployment(tmp_path, profile="gpu", pools={"vision": {"batch_size": 4, "profile_batches": [1, 4]}})
     build(path, output)
     assert sorted(call for call in steps.calls if call != "checkpoint.json") == ["llm", "tokenizer.json", "vision"]
-    assert steps.options["vision"] == ("f16", "[[1, 1, 1], [2, 4, 4]]")
+    precision, profiles = steps.options["vision"]
+    assert precision == "f16"
+    counts = [[shape[0] for shape in profile.shapes["tiles"]] for profile in from_json(profiles)]
+    assert counts == [[1, 1, 1], [2, 4, 4]]
     assert (output / "artifacts" / MODEL_YAML).is_file()
     assert not is_stale(path, output)
     other = write_deployment(tmp_path, profile="gpu", pools={"vision": {"batch_size": 4}})

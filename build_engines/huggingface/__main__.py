@@ -12,7 +12,7 @@ from rich.console import Console
 
 from build_engines.errors import BuildError
 from build_engines.facts import CONFIG, read_json
-from build_engines.tensorrt_plan import as_json, build_plan, tile_profiles
+from build_engines.tensorrt_plan import as_json, build_plan, patch_profiles, tile_profiles
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 out = Console()
@@ -20,7 +20,7 @@ out = Console()
 CheckpointFolder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Hugging Face folder.")]
 Output = Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")]
 Batch = Annotated[
-    list[str], typer.Option("--batches", help="Smallest, tuned for and largest number of tiles of a profile.")
+    list[str], typer.Option("--batches", help="Smallest, tuned for and largest number of tiles or patches.")
 ]
 
 
@@ -36,29 +36,33 @@ def vision(
     Example:
       python -m build_engines.huggingface vision checkpoints/llava-v1.6 build/vision --precision f16
     """
-    from build_engines.huggingface.qwen_vision import build_qwen_vision  # noqa: PLC0415  (imports torch)
-    from build_engines.huggingface.vision import build_vision  # noqa: PLC0415
+    from build_engines.huggingface.towers import build_tower  # noqa: PLC0415  (imports torch)
 
     if precision not in ("f32", "f16", "bf16"):
         raise typer.BadParameter(f"--precision {precision} is none of f32, f16, bf16")
-    build = build_qwen_vision if read_json(checkpoint / CONFIG).get("model_type") == "qwen2_5_vl" else build_vision
     with out.status(f"Exporting {checkpoint.name}"):
-        build(checkpoint, output, precision)
-    shutil.copyfile(checkpoint / CONFIG, output / CONFIG)  # says to `plan` how large a tile is
+        build_tower(checkpoint, output, precision)
+    shutil.copyfile(checkpoint / CONFIG, output / CONFIG)  # says to `plan` how large a tile or a patch is
     out.print(f"{output / 'model.onnx'}: {sum(f.stat().st_size for f in output.iterdir()) / 1e6:.0f} MB")
 
 
 @app.command()
 def plan(source: Annotated[Path, typer.Argument(exists=True)], output: Output, batches: Batch) -> None:
-    """A TensorRT plan for this machine's GPU, from what `vision` wrote for a tower of tiles.
+    """A TensorRT plan for this machine's GPU, from what `vision` wrote.
 
     \b
-    Example: two profiles
+    Example: two profiles, of tiles; and one of patches (Qwen2.5-VL), four to a token
       python -m build_engines.huggingface plan build/vision build/plan --batches 1,4,4 --batches 5,32,32
+      python -m build_engines.huggingface plan build/vision build/plan --batches 4,4096,8192
     """
-    side = read_json(source / CONFIG)["vision_config"]["image_size"]
+    tower, sizes = read_json(source / CONFIG)["vision_config"], [_batch(text) for text in batches]
+    if "window_size" in tower:
+        patch = tower["patch_size"]
+        profiles = patch_profiles(sizes, patch, (tower["window_size"] // patch) ** 2)
+    else:
+        profiles = tile_profiles(sizes, tower["image_size"])
     with out.status("Building"):
-        build_plan(source, output, as_json(tile_profiles([_batch(text) for text in batches], side)))
+        build_plan(source, output, as_json(profiles))
     out.print(f"{output}: {sum(f.stat().st_size for f in output.iterdir()) / 1e6:.0f} MB")
 
 

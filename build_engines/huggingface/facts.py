@@ -10,40 +10,30 @@ from transformers import AutoConfig, AutoTokenizer
 from build_engines.errors import BuildError
 from build_engines.facts import CONFIG, GENERATION_CONFIG, kv_bytes_per_token, read_json
 from build_engines.huggingface.picture import PictureRule, read_picture_rule
-from python_backends.checkpoint import Checkpoint, Tiling
+from build_engines.huggingface.towers import PACKED_PATCHES
+from python_backends.checkpoint import Checkpoint, NativeResolution, Tiling
+from python_backends.media.layout import patch_grid
+from python_backends.media.tiling import Size
 
 ANY_RESOLUTION = ("llava_next", "llava_onevision")
-FAMILIES = ("llava", *ANY_RESOLUTION)
+_EXAMPLE_PIXELS = 448  # a side of an ordinary picture, where they may have any size
 _NAME_OF_MAX_TILES = "anyres_max_"
 
 
 def write_facts(checkpoint: Path, output: Path) -> None:
-    """Write the facts of a LLaVA-family folder as `Checkpoint` JSON (BuildError)."""
+    """Write the facts of a folder as `Checkpoint` JSON (BuildError)."""
     output.write_text(read(checkpoint).model_dump_json())
 
 
 def read(checkpoint: Path) -> Checkpoint:
-    """The facts of a LLaVA-family folder (BuildError)."""
+    """The facts of a folder of a family in `build_engines.facts.FAMILIES` (BuildError)."""
     config = AutoConfig.from_pretrained(checkpoint)
-    if config.model_type not in FAMILIES:
-        raise BuildError(
-            f"{checkpoint / CONFIG}: model_type is {config.model_type!r}; what can be served is {', '.join(FAMILIES)}"
-        )
-    rule, text, vision = read_picture_rule(checkpoint), config.get_text_config(), config.vision_config
+    rule, text = read_picture_rule(checkpoint), config.get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    features = vision.image_size // vision.patch_size
-    with_class = vision.model_type.startswith("clip")  # CLIP's class token comes first; SigLIP has none
-    tokens = features**2 + with_class - (config.vision_feature_select_strategy == "default")
-    tiling = _tiling(checkpoint / CONFIG, config, rule) if config.model_type in ANY_RESOLUTION else None
-    if tiling is not None and tokens != features**2:
-        raise BuildError(f"{checkpoint / CONFIG}: {tokens} features of a tile are no square of {features} a side")
+    pictures = _patches if config.model_type in PACKED_PATCHES else _tiles
     return Checkpoint(
         name=checkpoint.name,
-        image_size=vision.image_size,
-        tokens_per_tile=tokens,
-        fit="pad" if config.model_type == "llava_onevision" else rule.fit,
-        pad_colour=rule.pad_colour,
-        tiling=tiling,
+        **pictures(checkpoint / CONFIG, config, rule),
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         kv_bytes_per_token=kv_bytes_per_token(text.to_dict()),
@@ -53,6 +43,36 @@ def read(checkpoint: Path) -> Checkpoint:
         bos_token=tokenizer.bos_token or "",
         eos_token=tokenizer.eos_token or "",
     )
+
+
+def _patches(path: Path, config: Any, rule: PictureRule) -> dict[str, Any]:
+    """What `Checkpoint` says of pictures, of a family of native resolution."""
+    vision, (least, most) = config.vision_config, rule.area
+    native = NativeResolution(
+        patch=vision.patch_size, merge=vision.spatial_merge_size, window=vision.window_size,
+        min_pixels=least, max_pixels=most,
+    )  # fmt: skip
+    grid = patch_grid(native)
+    example = grid.resized(Size(_EXAMPLE_PIXELS, _EXAMPLE_PIXELS))
+    return {"native": native, "image_size": example.width, "tokens_per_tile": grid.tokens(example)}
+
+
+def _tiles(path: Path, config: Any, rule: PictureRule) -> dict[str, Any]:
+    """The same of a family of square tiles."""
+    vision = config.vision_config
+    features = vision.image_size // vision.patch_size
+    with_class = vision.model_type.startswith("clip")  # CLIP's class token comes first; SigLIP has none
+    tokens = features**2 + with_class - (config.vision_feature_select_strategy == "default")
+    tiling = _tiling(path, config, rule) if config.model_type in ANY_RESOLUTION else None
+    if tiling is not None and tokens != features**2:
+        raise BuildError(f"{path}: {tokens} features of a tile are no square of {features} a side")
+    return {
+        "image_size": vision.image_size,
+        "tokens_per_tile": tokens,
+        "fit": "pad" if config.model_type == "llava_onevision" else rule.fit,
+        "pad_colour": rule.pad_colour,
+        "tiling": tiling,
+    }
 
 
 def _tiling(path: Path, config: Any, rule: PictureRule) -> Tiling:

@@ -1,7 +1,8 @@
 """A fake TensorRT and CUDA, for machines without a GPU: contexts, profiles, streams and graphs over NumPy.
 
-The "plan" is JSON: profiles as [smallest, tuned for, largest]. The "network" gives every tile's mean as its tokens. A
-context refuses shapes outside its profile, as the real one does, and what is captured runs only when replayed.
+The "plan" is JSON: profiles as [smallest, tuned for, largest]. The "network" gives every tile's mean as its tokens; one
+of packed patches, whose profiles are shapes of each input, the mean of four patches as it finds them in their windows.
+A context refuses shapes outside its profile, as the real one does, and what is captured runs only when replayed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-SIDE, TOKENS, HIDDEN = 8, 2, 4
+SIDE, TOKENS, HIDDEN, MERGED = 8, 2, 4, 4
 
 
 class Tensor:
@@ -95,11 +96,11 @@ RUNS: list[Any] = []  # "graph" for a replay, (profile, batch) for a run of a co
 
 
 class _Context:
-    def __init__(self, profiles: list[list[int]]) -> None:
+    def __init__(self, profiles: list[dict[str, list[tuple[int, ...]]]]) -> None:
         self._profiles = profiles
         self._profile = 0
         self._tensors: dict[str, Tensor] = {}
-        self._batch = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
         self._profile = index
@@ -110,18 +111,26 @@ class _Context:
         return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        low, _, high = self._profiles[self._profile]
-        assert low <= shape[0] <= high, f"{shape} is outside profile {self._profile}"
-        self._batch = shape[0]
+        low, _, high = self._profiles[self._profile][name]
+        inside = [least <= side <= most for least, side, most in zip(low, shape, high, strict=True)]
+        assert all(inside), f"{name} {shape} is outside profile {self._profile}"
+        self._shapes[name] = shape
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
-        batch, tensors = self._batch, dict(self._tensors)
+        tensors, shapes = dict(self._tensors), dict(self._shapes)
+        assert set(shapes) == set(tensors) - {"visual_tokens"}, "an input without a shape"
 
         def kernel() -> None:
-            means = tensors["tiles"].values[:batch].mean(axis=(1, 2, 3))
-            tensors["visual_tokens"].values[:batch] = means[:, np.newaxis, np.newaxis]
+            inputs = {
+                name: tensors[name].values.reshape(-1)[: np.prod(shape)].reshape(shape)
+                for name, shape in shapes.items()
+            }
+            rows = inputs["tiles"].mean(axis=(1, 2, 3)) if "tiles" in inputs else _patch_means(inputs)
+            output = tensors["visual_tokens"].values
+            output[: len(rows)] = rows.reshape(-1, *[1] * (output.ndim - 1))
 
+        batch = shapes["tiles" if "tiles" in shapes else "patches"][0]
         if _Cuda.capturing is not None:
             _Cuda.capturing.append(kernel)
         else:
@@ -130,12 +139,26 @@ class _Context:
         return True
 
 
-class _Engine:
-    num_io_tensors = 2
+def _patch_means(inputs: dict[str, Any]) -> Any:
+    """By way of the windows and back; padding is white, and must not be seen."""
+    means = np.append(inputs["patches"].mean(axis=(1, 2, 3)), 255.0)
+    found = means[inputs["windows"]].reshape(-1)[inputs["slots"]]
+    return found.reshape(-1, MERGED).mean(axis=1)
 
+
+class _Engine:
     def __init__(self, plan: dict[str, Any]) -> None:
-        self._profiles = plan["profiles"]
-        self._names = plan.get("tensors", ["tiles", "visual_tokens"])
+        of_patches = isinstance(plan["profiles"][0], dict)
+        self._profiles = [
+            profile if of_patches else {"tiles": [(batch, SIDE, SIDE, 3) for batch in profile]}
+            for profile in plan["profiles"]
+        ]
+        self._names = plan.get("tensors", [*self._profiles[0], "visual_tokens"])
+        self._output = (-1, HIDDEN) if of_patches else (-1, TOKENS, HIDDEN)
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._names)
 
     @property
     def num_optimization_profiles(self) -> int:
@@ -145,10 +168,10 @@ class _Engine:
         return str(self._names[index])
 
     def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
-        return [(batch, SIDE, SIDE, 3) for batch in self._profiles[index]]
+        return [tuple(shape) for shape in self._profiles[index][name]]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return (-1, TOKENS, HIDDEN)
+        return self._output
 
     def get_tensor_dtype(self, name: str) -> str:
         return "half"
@@ -185,7 +208,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = ModuleType("torch")
     vars(torch).update(
         cuda=_Cuda(), zeros=_zeros, from_numpy=Tensor,
-        uint8=np.uint8, float16=np.float16, float32=np.float32, bfloat16=np.float32,
+        uint8=np.uint8, int32=np.int32, float16=np.float16, float32=np.float32, bfloat16=np.float32,
     )  # fmt: skip
     package = ModuleType("tensorrt")
     vars(package).update(Logger=Logger, Runtime=Runtime, DataType=DataType)
