@@ -20,6 +20,7 @@ _NEEDS = {
     "export/test_vision_onnx.py": ("torch", "transformers", "onnxscript", "onnxruntime"),
     "export/test_end_to_end.py": ("torch", "transformers", "optimum", "nncf"),
     "export/test_llm_weights.py": ("torch", "transformers", "optimum", "nncf"),
+    "export/test_qwen.py": ("torch", "transformers", "onnxscript", "onnxruntime"),
     "export/test_gpu_build.py": ("torch", "transformers", "onnxscript", "tensorrt_rtx"),
 }
 _MISSING = {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from PIL import Image
 
+from perf.decode_stage import artifacts_in, decode, started
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint, NativeResolution, load_checkpoint
 from python_backends.engines.towers import PatchTower
 from python_backends.engines.vision_stage import Encoded, EncodeStage, Pictures
@@ -25,7 +26,6 @@ from python_backends.media.limits import ImageLimits
 from python_backends.media.sniff import read_header
 from python_backends.media.stage import Decoded, DecodeStage
 from python_backends.media.tiling import PatchGrid, Size
-from tests.media.driving import artifacts_in, decode, started
 from tests.media.scenes import photo
 
 HIDDEN = 8

@@ -67,6 +67,18 @@ _SIGLIP_PICTURES = {
 }  # fmt: skip
 FAMILIES = ("llava", "llava_next", "llava_onevision")
 QWEN = "qwen2_5_vl"
+QWEN_AREA = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 300}
+QWEN_MARKS = {"vision_start_token_id": 4, "vision_end_token_id": 5}  # <|user|> and <|assistant|> play them
+# as the published one: namespaces, and the placeholder between two marks
+QWEN_TEMPLATE = (
+    "{% set image_count = namespace(value=0) %}{% for message in messages %}<|{{ message['role'] }}|>\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}"
+    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|user|><image><|assistant|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<pad>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 
 
 def make(family: str, folder: Path, seed: int = 1) -> Path:
@@ -133,17 +145,23 @@ def _made(family: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 
 def make_qwen(folder: Path, seed: int = 1) -> Path:
-    """Write a Qwen2.5-VL checkpoint; its text and tokenizer are not used."""
+    """Write a Qwen2.5-VL checkpoint."""
     torch.manual_seed(seed)
     text = {**_LLM, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}}
     vision = {
         "depth": 4, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "out_hidden_size": 128,
         "fullatt_block_indexes": [1, 3], "window_size": 112, "patch_size": 14, "spatial_merge_size": 2,
     }  # fmt: skip
-    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    config = Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO, **QWEN_MARKS
+    )  # fmt: skip
+    model = Qwen2_5_VLForConditionalGeneration(config)
     _spread(model)
     model.eval().save_pretrained(folder)
-    pictures = {**_CLIP_PICTURES, "image_processor_type": "Qwen2VLImageProcessor"}
+    GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": QWEN_TEMPLATE}))
+    pictures = {**_CLIP_PICTURES, "image_processor_type": "Qwen2VLImageProcessor", **QWEN_AREA}
     for key in ("size", "do_center_crop", "crop_size"):
         del pictures[key]
     (folder / "preprocessor_config.json").write_text(json.dumps(pictures, indent=1))

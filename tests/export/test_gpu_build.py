@@ -8,9 +8,12 @@ import pytest
 import tensorrt_rtx
 
 from build_engines.errors import BuildError
-from build_engines.huggingface.qwen_vision import build_qwen_vision
+from build_engines.huggingface import facts
+from build_engines.huggingface.towers import build_tower
 from build_engines.huggingface.vision import build_vision
-from build_engines.tensorrt_plan import patch_profiles, serialize, tile_profiles
+from build_engines.tensorrt_plan import serialize, tile_profiles
+from build_engines.vision_plan import profiles_of
+from python_backends.pools import VisionPool
 from tests.export.random_checkpoints import FAMILIES, SIDE, make, make_qwen
 
 BATCHES = [(1, 4, 4), (5, 16, 32)]
@@ -26,8 +29,11 @@ def test_towers_of_tiles_build_with_our_profiles(family: str, precision: str, tm
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_qwen_s_tower_of_patches_builds_with_our_profiles(precision: str, tmp_path: Path) -> None:
-    build_qwen_vision(make_qwen(tmp_path / "qwen"), tmp_path / "vision", precision)
-    profiles = patch_profiles([(4, 256, 1024), (1028, 4096, 8192)], side=14, window_patches=64)
+    checkpoint = make_qwen(tmp_path / "qwen")
+    build_tower(checkpoint, tmp_path / "vision", precision)
+    pool = VisionPool(device="gpu", batch_size=8, profile_batches=(1, 8))
+    profiles = profiles_of(facts.read(checkpoint), pool)
+    assert [profile.shapes["patches"][2][0] for profile in profiles] == [148, 1200]
     plan = serialize(tensorrt_rtx, tmp_path / "vision" / "model.onnx", profiles)
     assert len(plan) > 10_000
 
