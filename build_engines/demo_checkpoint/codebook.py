@@ -62,12 +62,23 @@ class Codebook(nn.Module):
         return torch.cat([workspace, self.fact_tokens(values)], dim=1)
 
     def distance(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """How wrong visual tokens [N, 64, 576] are, in variances of the values; how nearly they say other values."""
-        error = (tokens - self(values)).square().mean() / self.values.var()
+        """How wrong the last tokens [N, 16, 576] are, in variances of the values; how nearly they say other values.
+
+        A fact that is something counts as three that are nothing.
+        """
+        error = (tokens - self.fact_tokens(values)).square().mean(-1) / self.values.var()
+        weight = torch.ones_like(error)
+        weight[:, : len(facts.FACTS)][values > 0] = 3.0
         confusion = tokens.new_zeros(())
         for index, group in enumerate(facts.FACTS):
             start = facts.OFFSETS[group]
             choices = self.values[start : start + len(facts.GROUPS[group])]
-            said = tokens[:, facts.FIRST_FACT_TOKEN + index] - self.slots[index]
-            confusion = confusion + F.cross_entropy(-torch.cdist(said, choices).square(), values[:, index])
-        return error, confusion
+            said = tokens[:, index] - self.slots[index]
+            # Squared distances, but for what is the same for all choices.
+            nearness = 2 * said @ choices.T - choices.square().sum(-1)
+            confusion = confusion + F.cross_entropy(nearness, values[:, index])
+        return (error * weight).mean(), confusion
+
+    def workspace_error(self, tokens: Tensor) -> Tensor:
+        """How wrong the first tokens [N, 48, 576] are, which always say the same."""
+        return (tokens - self.workspace).square().mean() / self.values.var()
