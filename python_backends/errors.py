@@ -24,12 +24,23 @@ class ServingError(Exception):
         self.status = status
         self.message = message
 
+    def __reduce__(self) -> tuple[type[ServingError], tuple[Status, str]]:
+        """Errors cross the decoder channel."""
+        return ServingError, (self.status, self.message)
+
 
 class StageGone(ServingError):
     """The model of a stage is not there: its stub died, and nothing but a reload brings it back."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Status.UNAVAILABLE, message)
+
+
+def as_serving_error(error: BaseException) -> ServingError:
+    """Whatever broke, as a client is told of it: what is no ServingError is INTERNAL."""
+    if isinstance(error, ServingError):
+        return error
+    return ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 def invalid(field: str, problem: str) -> ServingError:

@@ -18,7 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from python_backends.errors import ServingError, Status, tagged, untagged
+from python_backends.errors import as_serving_error, tagged, untagged
 from python_backends.metrics import RESTARTS, Metric, Metrics
 
 
@@ -117,15 +117,9 @@ def error_response(error: BaseException) -> Any:
 
     Its text has the status too: BLS, HTTP `generate` and gRPC streams lose the code.
     """
-    problem = _serving_error(error)
+    problem = as_serving_error(error)
     code = getattr(pb_utils.TritonError, problem.status.value)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(tagged(problem), code))
-
-
-def _serving_error(error: BaseException) -> ServingError:
-    if isinstance(error, ServingError):
-        return error
-    return ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 def restart_counter(stage: str) -> Callable[[str], None]:

@@ -1,12 +1,13 @@
 """The demo deployment composed once, under build/, and kept between test sessions."""
 
 import shutil
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from build_engines import build, is_stale
+from perf.deployments import changed
 
 ROOT = Path(__file__).parents[1]
 DEPLOYMENT = ROOT / "deployments" / "demo-cpu.yaml"
@@ -16,16 +17,18 @@ BUILD = ROOT / "build"
 @cache
 def composed_demo(replicas: int = 1) -> Path:
     """Its output folder; with another number of replicas it is the same deployment else, and takes over the weights."""
-    deployment, output = DEPLOYMENT, BUILD / "test-demo"
     if replicas != 1:
-        output = BUILD / f"test-demo-{replicas}"
-        deployment = BUILD / f"test-demo-{replicas}.yaml"
-        if not output.exists():
-            shutil.copytree(composed_demo(), output, ignore=shutil.ignore_patterns("*.log"))
-        values = yaml.safe_load(DEPLOYMENT.read_text())
-        values["checkpoint"] = str(DEPLOYMENT.parent / values["checkpoint"])
-        values["pools"]["text"]["replicas"] = replicas
-        deployment.write_text(yaml.safe_dump(values))
+        return composed_with({"pools.text.replicas": replicas}, BUILD / f"test-demo-{replicas}")
+    return _fresh(DEPLOYMENT, BUILD / "test-demo")
+
+
+def composed_with(changes: Mapping[str, Any], output: Path) -> Path:
+    """The demo deployment with other values (dotted keys), in `output`; its weights are taken over."""
+    shutil.copytree(composed_demo(), output, ignore=shutil.ignore_patterns("*.log"), dirs_exist_ok=True)
+    return _fresh(changed(DEPLOYMENT, changes, output.with_suffix(".yaml")), output)
+
+
+def _fresh(deployment: Path, output: Path) -> Path:
     if is_stale(deployment, output):
         build(deployment, output)
     return output

@@ -125,15 +125,22 @@ def test_equals_go_in_order_and_the_one_begun_is_ended_first() -> None:
     assert [s.tokens for s in engine.given] == list(range(64, 512, 64)) * 3
 
 
+def test_a_line_of_long_prompts_does_not_keep_a_short_one_waiting() -> None:
+    engine = FakeEngine()
+    for request_id in range(16):
+        engine.add(request_id, 800)
+    assert run(engine, {150: (100, 50)}).index(100) == 11  # after 150 steps of 64 tokens: it waits for none of the rest
+
+
 @settings(deadline=None)  # hundreds of steps
 @given(tokens=st.integers(200, 3000), others=st.integers(65, 200))
 def test_a_long_prompt_lets_only_so_much_pass(tokens: int, others: int) -> None:
     engine = FakeEngine()
     engine.add(0, tokens)
     # others come without end, one before every step
-    out = run(engine, {count: (count + 1, others) for count in range(400)})
-    # while four times its tokens passed it, and it had slices itself; whole blocks fill a step by more than half
-    came_in_time = (4 * tokens + tokens) / 33 + 3
+    out = run(engine, {count: (count + 1, others) for count in range(900)})
+    # while eight times its tokens passed it, and it had slices itself; whole blocks fill a step by more than half
+    came_in_time = (8 * tokens + tokens) / 33 + 3
     assert out.index(0) <= came_in_time
 
 

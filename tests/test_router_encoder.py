@@ -47,7 +47,8 @@ def test_grids_of_pictures_that_keep_their_shape_go_to_the_llm() -> None:
         stages.tokens = 11
         encoder = Encoder(stages, 2, EmbeddingPool(0, HIDDEN, b"model"), metrics)
         layout = Layout(28, native=PatchGrid())
-        images = FanOut(encoder, ImageLimits(1 << 20, 1 << 20), layout, 0, metrics).look_up([gif(28), gif(28)])
+        fan_out = FanOut(encoder, ImageLimits(1 << 20, 1 << 20), layout, 0, metrics)
+        images = fan_out.look_up(fan_out.look_at([gif(28), gif(28)]))
         assert images.tokens == [11, 11]
         await images.embed_again()
         told = images.rows().images

@@ -20,7 +20,9 @@ import tritonclient.grpc as triton
 from PIL import Image, ImageDraw
 
 from client import VlmClient, VlmError
-from client.serving.server import Endpoints
+from client.serving.server import Endpoints, Server
+from tests.composed import composed_with
+from tests.conftest import free_ports
 
 pytestmark = pytest.mark.server
 
@@ -193,21 +195,24 @@ def test_cancelled_stream_frees_its_sequence_within_a_second(demo_server: Endpoi
     assert time.monotonic() - begin < 1.0
 
 
-def test_mixed_load_is_answered_and_memory_stays_flat(demo_server: Endpoints) -> None:
+def test_mixed_load_is_answered_and_memory_stays_flat(tmp_path: Path) -> None:
+    """With a small KV cache: its memory is touched block by block, and what fills up is no growth."""
+
     def ask(number: int) -> int:
-        images = [picture("red", size=100 + number)] * (number % 3)
-        with VlmClient(demo_server.grpc if number % 2 else demo_server.http) as client:
+        images = [picture("red", size=100 + number)] * (number % 3 == 0)
+        with VlmClient(server.endpoints.grpc if number % 2 else server.endpoints.http) as client:
             return len(client.generate(f"Question {number}: what is this?", images=images, max_tokens=4).text)
 
     def load(numbers: list[int]) -> None:
         with ThreadPoolExecutor(16) as pool:
             assert len(list(pool.map(ask, numbers))) == len(numbers)
 
-    different = list(range(50))
-    load(different)  # warm-up: pools of threads, slots, shared memory and the KV of these prompts reach their size
-    before = resident_bytes()
-    load(different * 2)
-    assert resident_bytes() < before * 1.03
+    numbers = list(range(100))
+    with Server(composed_with({"pools.text.kv_cache_mb": 128}, tmp_path / "small"), free_ports()) as server:
+        load(numbers)  # warm-up: pools of threads, slots, shared memory and the KV cache reach their size
+        before = resident_bytes()
+        load(numbers)
+        assert resident_bytes() < before * 1.03
 
 
 def resident_bytes() -> int:

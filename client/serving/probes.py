@@ -83,7 +83,7 @@ class _Probe:
 
 
 def _body(model: str) -> dict[str, Any]:
-    """The least that Triton hands to the stub; decoupled models are asked through `generate`."""
+    """The least that Triton hands to the stub; vlm and decoders are asked through `generate`."""
     if model == "image_decode":
         return {"parameters": _PROBE, "inputs": [_tensor("image", [1, 1], "BYTES", [""])]}
     if model == "vision_encoder":

@@ -13,13 +13,19 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from perf.interference.bound import Profile
 from perf.interference.workload import BURST_PICTURES, TOKENS, Request, Seen, Summary, requests, summary
 from perf.plant import settings
+from python_backends.engines.slices import PrefillSlices
+from python_backends.engines.step_size import StepSize
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Submit
 from python_backends.scheduling.scheduler import Scheduler
 
 VISUAL, TEXT_PROMPT, QUESTION = 196, 50, 40
+KV_BLOCK = 32
+TBT_SLO_S = 0.2
 SECONDS = 150.0  # long enough for the burst to be answered while text still comes
 
 
@@ -28,8 +34,8 @@ class Arrangement:
     """How the machine is shared."""
 
     name: str
-    chunk: int = 256  # prompt tokens in a step
-    slice_tokens: int = 0  # 0: prompts go in whole
+    chunk: int = 256  # prompt tokens in a step, at most
+    slice_tokens: int = 0  # at least, while others decode; 0: prompts go in whole, in order of arrival
     encode_share: float = 0.5  # of the CPU, while the token loop runs too
     aging_s: float = 60.0
     policy: str = "slo"
@@ -45,6 +51,20 @@ class _Sequence:
     last_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Slice:
+    """In the engine for the step in which it was started."""
+
+    machine: Machine
+    started: int
+
+    def is_done(self) -> bool:
+        return self.machine.steps > self.started
+
+    def cancel(self) -> None:
+        raise AssertionError("nobody cancels here")
+
+
 @dataclass
 class Machine:
     """One run; `now` is virtual seconds."""
@@ -56,18 +76,20 @@ class Machine:
     now: float = 0.0
     seen: list[Seen] = field(default_factory=list)
     _running: dict[int, _Sequence] = field(default_factory=dict)
-    _line: deque[tuple[int, int]] = field(default_factory=deque)  # prompts or slices: sequence, prefilled up to
-    _long: deque[int] = field(default_factory=deque)
+    _line: deque[int] = field(default_factory=deque)  # prompts, where they are not sliced
+    _steps: int = 0
     _encoding: deque[tuple[int, int]] = field(default_factory=deque)
     _encode_left: float = 0.0  # CPU seconds of the first one
 
     def run(self) -> list[Seen]:
         """All requests to their ends."""
+        self._slices = PrefillSlices(KV_BLOCK, lambda _: _Slice(self, self._steps))
+        self._step_size = StepSize(self.how.slice_tokens, self.how.chunk, TBT_SLO_S)
         self.seen = [Seen(bool(request.images)) for request in self.sent]
         self._scheduler = Scheduler(
             settings(
                 policy=self.how.policy, budgets=self.how.budgets, encode_budget_tokens=4 * VISUAL,
-                prefill_budget_tokens=8192, largest_item_tokens=VISUAL, tbt_slo_s=0.2, aging_s=self.how.aging_s,
+                prefill_budget_tokens=32768, largest_item_tokens=VISUAL, tbt_slo_s=TBT_SLO_S, aging_s=self.how.aging_s,
             )
         )  # fmt: skip
         waiting = deque(enumerate(self.sent))
@@ -104,35 +126,47 @@ class Machine:
 
     def _submit(self, number: int, prompt: int) -> None:
         self._running[number] = _Sequence(prompt)
-        if 0 < self.how.slice_tokens < prompt:
-            self._long.append(number)
+        if self.how.slice_tokens:
+            self._slices.add(number, np.zeros((1, prompt, 1), np.float32))
         else:
-            self._line.append((number, prompt))
+            self._line.append(number)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the token loop that are over."""
+        return self._steps
 
     def _step(self) -> None:
         decoding = [number for number, s in self._running.items() if s.ready == s.prompt]
-        if self._long and not any(number == self._long[0] for number, _ in self._line):
-            self._line.append((self._long[0], self._running[self._long[0]].ready + self.how.slice_tokens))
-        prefilled, done = 0, []
-        while self._line and prefilled < self.how.chunk:
-            number, upto = self._line[0]
-            sequence = self._running[number]
-            upto = min(upto, sequence.prompt)
-            take = min(self.how.chunk - prefilled, upto - sequence.ready)
-            sequence.ready += take
-            prefilled += take
-            if sequence.ready == upto:
-                self._line.popleft()
-                if self._long and self._long[0] == number and upto == sequence.prompt:
-                    self._long.popleft()
-            if sequence.ready == sequence.prompt:
-                done.append(number)
-        p = self.profile
+        prefilled, done = self._prefill_slices(bool(decoding)) if self.how.slice_tokens else self._prefill_line()
+        p, begin = self.profile, self.now
         beside = p.prefill_s * len(decoding) if prefilled else p.step_s + p.prefill_s * max(0, len(decoding) - 1)
         share = self.how.encode_share if self._encoding else 0.0
         self._pass((prefilled * p.prefill_s + beside) / (self.cores * (1 - share)), share)
+        self._steps += 1
+        self._step_size.took(prefilled, self.now - begin)
         for number in (*done, *decoding):
             self._token(number)
+
+    def _prefill_slices(self, decoding: bool) -> tuple[int, list[int]]:
+        """Prompt tokens of this step, and the sequences whose prompts end in it."""
+        ready, prefilled = self._slices.begin_step(self._step_size.room(decoding))
+        done = [number for number, _ in ready]
+        for number in done:
+            self._running[number].ready = self._running[number].prompt
+        return prefilled, done
+
+    def _prefill_line(self) -> tuple[int, list[int]]:
+        """The same for whole prompts, first come, first served."""
+        prefilled, done = 0, []
+        while self._line and prefilled < self.how.chunk:
+            sequence = self._running[self._line[0]]
+            take = min(self.how.chunk - prefilled, sequence.prompt - sequence.ready)
+            sequence.ready += take
+            prefilled += take
+            if sequence.ready == sequence.prompt:
+                done.append(self._line.popleft())
+        return prefilled, done
 
     def _token(self, number: int) -> None:
         sequence, result, at = self._running[number], self.seen[number], self.sent[number].at_s
@@ -165,7 +199,7 @@ class Machine:
 
 # deployments/bench-cpu.yaml under the burst: beside a token loop whose threads wait for one another an encoder of one
 # thread gets nearly a core, whatever its nice level
-SERVED = Arrangement("bench-cpu.yaml: encode share 50%, step 32, slice 32", 32, 32)
+SERVED = Arrangement("bench-cpu.yaml: encode share 50%, steps of 32 to 128", 128, 32)
 
 
 def arrangements() -> Iterator[Arrangement]:
@@ -175,9 +209,15 @@ def arrangements() -> Iterator[Arrangement]:
     yield SERVED
     yield replace(SERVED, name="the same, aging 5 s", aging_s=5.0)
     for share in (0.5, 0.33, 0.25, 0.1):
-        for chunk, slice_tokens in ((256, 0), (64, 0), (128, 128), (64, 64), (32, 32)):
-            name = f"encode share {share:.0%}, step {chunk}, slice {slice_tokens or 'off'}"
+        for chunk, slice_tokens in ((256, 0), (64, 0), (128, 128), (64, 64), (32, 32), (128, 32)):
+            name = f"encode share {share:.0%}, {_steps(chunk, slice_tokens)}"
             yield Arrangement(name, chunk, slice_tokens, share)
+
+
+def _steps(most: int, least: int) -> str:
+    if not least:
+        return f"whole prompts, steps of {most}"
+    return f"steps of {least}" if least == most else f"steps of {least} to {most}"
 
 
 def figures(profile: Profile, cores: int, how: Arrangement) -> tuple[Summary, Summary]:

@@ -1,7 +1,6 @@
 """An LLM replica as its Triton stub sees it: the worker with the engine, and the channel to the router.
 
-The router holds one long call open (`attach`); every engine step answers it once for all sequences. An open call
-would keep tritonserver from exiting, so the channel ends when it has been idle, and the router attaches again.
+The router attaches once; every engine step is one message to it, for all sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from python_backends.errors import invalid
 from python_backends.workers import SupervisedWorker, WorkerSpec
 from python_backends.workers.targets import gpu_environment
 
-IDLE_END_S = 0.5
 _LOAD_S = {"cpu": 120.0, "gpu": 900.0}  # tens of gigabytes from a network file system, and CUDA graphs for every batch
 
 
@@ -68,7 +66,7 @@ class DecoderReplica:
         self._sink: ReportSink | None = None
         self._active: set[int] = set()
         self._unsent: list[StepReport] = []  # made while nobody was attached; bounded by the active sequences
-        self._last_sent = self._last_active = time.monotonic()
+        self._last_sent = time.monotonic()
         self._worker = SupervisedWorker(spec, on_event=self._on_report, on_death=self._on_death)
         self._closed = threading.Event()
         self._pulse = threading.Thread(target=self._run_pulse, name=f"{name}-pulse", daemon=True)
@@ -84,7 +82,6 @@ class DecoderReplica:
             previous, self._sink = self._sink, sink
             if previous is not None:
                 previous.end()
-            self._last_active = time.monotonic()
             for report in self._unsent:
                 self._send(report)
             self._unsent.clear()
@@ -138,7 +135,6 @@ class DecoderReplica:
         ended = report.request_ids[report.finish_reasons != Finish.RUNNING]
         with self._lock:
             self._active.difference_update(ended.tolist())
-            self._last_active = time.monotonic()
             if self._sink is None:
                 self._unsent.append(report)
             else:
@@ -153,16 +149,11 @@ class DecoderReplica:
             self._on_report(failure_report(lost, reason))
 
     def _run_pulse(self) -> None:
+        """While sequences run, the router hears something."""
         while not self._closed.wait(HEARTBEAT_S / 2):
             with self._lock:
-                now = time.monotonic()
-                if self._active:
-                    self._last_active = now
-                if self._sink is None:
-                    continue
-                if now - self._last_active > IDLE_END_S:
-                    self._end()
-                elif now - self._last_sent > HEARTBEAT_S / 2:
+                silent_s = time.monotonic() - self._last_sent
+                if self._sink is not None and self._active and silent_s > HEARTBEAT_S / 2:
                     self._send(NO_NEWS)
 
     def _send(self, report: StepReport) -> None:

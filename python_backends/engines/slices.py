@@ -6,12 +6,14 @@ it adds to the wait of those behind it. A slice is a request of its own, of the 
 first token; the next one finds it in the prefix cache. How much a step takes is `engines.step_size`'s to say.
 
 The prompt with the fewest tokens left goes first (shortest remaining processing time), or a text of five slices would
-wait for a prompt with many pictures after all. A prompt of n tokens lets _PATIENCE * n tokens of others pass: none that
-comes after those goes before it.
+wait for a prompt with many pictures after all. A prompt of n tokens lets _PATIENCE * n tokens of later ones pass: none
+that comes after those goes before it. Those before it don't count: a long line of pictures would become one of equals, with
+text at its end.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,7 +32,7 @@ class SliceHandle(Protocol):
         """End it."""
 
 
-_PATIENCE = 4
+_PATIENCE = 8
 
 
 @dataclass(eq=False)
@@ -38,7 +40,8 @@ class _Prompt:
     request_id: int
     embeddings: NDArray[np.float32]  # [1, tokens, hidden]
     done: int  # tokens that are in the engine's cache
-    passed: int = 0  # tokens of others that went into the engine meanwhile
+    number: int  # in order of arrival
+    passed: int = 0  # tokens of later ones that went into the engine meanwhile
 
     @property
     def left(self) -> int:
@@ -57,11 +60,12 @@ class PrefillSlices:
         self._block_tokens = block_tokens
         self._start = start
         self._waiting: list[_Prompt] = []  # in order of arrival
+        self._numbers = itertools.count()
         self._running: tuple[_Prompt, int, SliceHandle] | None = None  # with where its slice ends
 
     def add(self, request_id: int, embeddings: NDArray[np.float32], cached: int = 0) -> None:
         """A prompt, `cached` tokens of which the engine's cache holds; `begin_step` gives it back at its last slice."""
-        self._waiting.append(_Prompt(request_id, embeddings, self._whole_blocks(cached)))
+        self._waiting.append(_Prompt(request_id, embeddings, self._whole_blocks(cached), next(self._numbers)))
 
     def cancel(self, request_id: int) -> None:
         """Forget a prompt, and end its slice."""
@@ -106,7 +110,7 @@ class PrefillSlices:
 
     def _let_pass(self, first: _Prompt, tokens: int) -> None:
         for other in self._waiting:
-            if other is not first:
+            if other.number < first.number:
                 other.passed += tokens
 
     def _whole_blocks(self, tokens: int) -> int:

@@ -1,7 +1,7 @@
 """The router's end of one replica's decoder channel.
 
-One thread follows the attached call and passes every step report to the event loop in one hop; submissions and
-cancellations that wait are sent together, off the request path.
+One thread follows the replica and passes every step report to the event loop in one hop; submissions and cancellations
+that wait are sent together, off the request path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from python_backends.router.stages import Stages
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 8 * HEARTBEAT_S  # an attached replica that says nothing for so long is dead
+SILENCE_S = 8 * HEARTBEAT_S  # a replica with sequences that says nothing for so long is dead
 
 
 @dataclass
@@ -93,7 +93,7 @@ class DecoderChannel:
         self._sender: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._attached = False
-        self._link = 0  # number of the present attached call; what an earlier one still says is not heard
+        self._link = 0  # number of the present link; what an earlier one still says is not heard
         self._heard = 0.0
 
     def submit(self, submission: Submission) -> Sequence:
@@ -204,11 +204,13 @@ class DecoderChannel:
         if error is not None:
             self._lose_all(error)
         elif self._sequences:
-            self._attach()  # the replica ended an idle channel just when a submission was on its way
+            self._attach()  # another router was attached, or the model is unloaded
 
     async def _watch_silence(self) -> None:
         while time.monotonic() - self._heard < SILENCE_S:
             await asyncio.sleep(HEARTBEAT_S)
+            if not self._sequences:
+                self._heard = time.monotonic()  # it has nothing to say
         self._attached = False  # the next submission attaches anew
         self._link += 1
         self._lose_all(StageGone(f"llm_decoder_{self.replica}: silent for {SILENCE_S:g} s"))

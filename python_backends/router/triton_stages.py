@@ -1,8 +1,8 @@
-"""The stages reached by BLS calls from inside the model vlm."""
+"""The stages reached from inside the model vlm: by BLS calls, and by a replica's channel once BLS has introduced it."""
 
 from __future__ import annotations
 
-import json
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,16 +12,21 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from python_backends import triton_io
-from python_backends.engines.protocol import NO_NEWS, StepReport, Submission, report_from_tensors, submission_tensors
-from python_backends.errors import unavailable
+from python_backends.engines.protocol import StepReport, Submission, report_from_tensors, submission_tensors
+from python_backends.errors import StageGone
+from python_backends.link import Door, RouterLink
 from python_backends.router.stages import Embedding
 
 _EMBEDDING_OUTPUTS = ["visual_tokens", "decode_ms", "encode_ms"]
-_REPORT_OUTPUTS = list(vars(NO_NEWS))
+_OPEN_S = 10.0  # for another thread to open a channel, or to find that it can't
 
 
 class TritonStages:
     """Implements `stages.Stages`."""
+
+    def __init__(self) -> None:
+        self._links: dict[int, RouterLink] = {}  # by replica, while they live
+        self._opened = threading.Condition()
 
     def embed(self, image: bytes, alone: bool) -> Embedding:
         """One call of the ensemble image_embedding."""
@@ -36,35 +41,49 @@ class TritonStages:
         )
 
     def attach(self, replica: int) -> Iterator[StepReport]:
-        """The replica's long-lived decoupled call; `__next__` blocks until a report or the end comes."""
-        for response in _decoder_request(replica, "attach", {}, _REPORT_OUTPUTS).exec(decoupled=True):
-            if response.has_error() or response.output_tensors():  # the last one may be the bare final flag
-                yield report_from_tensors(triton_io.output_arrays(response))
+        """The replica's reports; `__next__` blocks until a report or the end comes."""
+        link = self._open(replica)
+        with self._opened:
+            self._links[replica] = link
+            self._opened.notify_all()
+        try:
+            for tensors in link.follow():
+                yield report_from_tensors(tensors)
+        except StageGone as error:
+            raise StageGone(f"llm_decoder_{replica}: {error.message}") from None
+        finally:
+            with self._opened:
+                if self._links.get(replica) is link:
+                    del self._links[replica]
 
     def submit(self, replica: int, submissions: Sequence[Submission]) -> dict[int, str]:
         """One call for all of them."""
-        reply = self._call(replica, "submit", submission_tensors(submissions), ["reply"])
-        refused = json.loads(reply["reply"][0])["refused"]
-        return {int(request_id): error for request_id, error in refused.items()}
+        refused: dict[int, str] = self._link(replica).call("submit", submission_tensors(submissions))
+        return refused
 
     def cancel(self, replica: int, request_ids: Sequence[int]) -> None:
         """One call for all of them."""
-        self._call(replica, "cancel", {"request_ids": np.array(request_ids, np.uint64)}, [])
+        self._link(replica).call("cancel", {"request_ids": np.array(request_ids, np.uint64)})
 
-    def _call(
-        self, replica: int, op: str, arrays: Mapping[str, NDArray[Any]], outputs: list[str]
-    ) -> dict[str, NDArray[Any]]:
-        answers = [
-            triton_io.output_arrays(response)
-            for response in _decoder_request(replica, op, arrays, outputs).exec(decoupled=True)
-        ]
-        if not answers:
-            raise unavailable(f"llm_decoder_{replica}: {op} was not answered")
-        return answers[0]
+    def _open(self, replica: int) -> RouterLink:
+        door = Door()
+        try:
+            inputs = {"op": _text("attach"), "door": _text(door.address)}
+            triton_io.output_arrays(_request(f"llm_decoder_{replica}", inputs, ["reply"]).exec())
+            return RouterLink(door.accept())
+        finally:
+            door.close()
+
+    def _link(self, replica: int) -> RouterLink:
+        """The replica's, which another thread is opening."""
+        with self._opened:
+            if not self._opened.wait_for(lambda: replica in self._links, _OPEN_S):
+                raise StageGone(f"llm_decoder_{replica}: no channel within {_OPEN_S:g} s")
+            return self._links[replica]
 
 
-def _decoder_request(replica: int, op: str, arrays: Mapping[str, NDArray[Any]], outputs: list[str]) -> Any:
-    return _request(f"llm_decoder_{replica}", {"op": np.array([op.encode()], np.object_), **arrays}, outputs)
+def _text(value: str) -> NDArray[Any]:
+    return np.array([value.encode()], np.object_)
 
 
 def _request(

@@ -1,37 +1,34 @@
-"""llm_decoder: one replica of the LLM behind the decoder channel (attach, submit, cancel, stats)."""
+"""llm_decoder: one replica of the LLM; a BLS call attaches the router, the rest goes over the channel."""
 
+import contextlib
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from python_backends import triton_io
 from python_backends.deployment import load_built_deployment
 from python_backends.engines.protocol import StepReport, report_tensors
 from python_backends.engines.replica import DecoderReplica
-from python_backends.errors import invalid
+from python_backends.errors import as_serving_error, invalid
+from python_backends.link import Call, ReplicaLink, Reply, knock
 from python_backends.workers.targets import TEXT
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class Sink:
     """An attached router's end of the channel."""
 
-    def __init__(self, sender: Any) -> None:
-        self._sender = sender
+    def __init__(self, link: ReplicaLink) -> None:
+        self._link = link
 
     def send(self, report: StepReport) -> None:
-        self._sender.send(triton_io.response(report_tensors(report)))
+        self._link.send(report_tensors(report))
 
     def end(self) -> None:
-        self._sender.send(flags=FINAL)
-
-
-def _json(value: dict[Any, Any]) -> Any:
-    return np.array([json.dumps(value).encode()], np.object_)
+        self._link.end()
 
 
 class TritonPythonModel:
@@ -50,33 +47,49 @@ class TritonPythonModel:
         self._replica.start()
         self._calls = ThreadPoolExecutor(2, "calls")  # a call waits for the running step: never inside execute
 
-    def execute(self, requests: list[Any]) -> None:
-        for request in requests:
-            arrays = triton_io.input_arrays(request)
-            sender = request.get_response_sender()
-            if arrays["op"][0] == b"attach":
-                self._replica.attach(Sink(sender))
-            else:
-                self._calls.submit(self._call, arrays, sender)
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(triton_io.input_arrays(request)) for request in requests]
 
-    def _call(self, arrays: dict[str, Any], sender: Any) -> None:
+    def _answer(self, arrays: dict[str, Any]) -> Any:
         try:
-            op = arrays.pop("op")[0].decode(errors="replace")
-            answer = {}
-            if op == "submit":
-                answer["reply"] = _json({"refused": self._replica.submit(arrays)})
-            elif op == "cancel":
-                self._replica.cancel(arrays.get("request_ids", np.zeros(0, np.uint64)))
+            op = arrays["op"][0].decode(errors="replace")
+            value: dict[str, Any] = {}
+            if op == "attach":
+                self._attach(arrays)
             elif op == "stats":
-                answer["reply"] = _json(self._replica.stats())
+                value = self._replica.stats()
             elif op == "ping":
                 self._replica.reach()
-                answer["reply"] = _json({})
             else:
-                raise invalid("op", f"{op!r} is not attach, submit, cancel, stats or ping")
-            sender.send(triton_io.response(answer), flags=FINAL)
+                raise invalid("op", f"{op!r} is not attach, stats or ping")
+            return triton_io.response({"reply": np.array([json.dumps(value).encode()], np.object_)})
         except Exception as error:
-            sender.send(triton_io.error_response(error), flags=FINAL)
+            return triton_io.error_response(error)
+
+    def _attach(self, arrays: dict[str, Any]) -> None:
+        if "door" not in arrays:
+            raise invalid("door", "is missing")
+        try:
+            link = ReplicaLink(knock(arrays["door"][0].decode(errors="replace")))
+        except OSError as error:
+            raise invalid("door", f"nobody is there: {error}") from None
+        threading.Thread(target=link.serve, args=(partial(self._start, link),), name="router", daemon=True).start()
+        self._replica.attach(Sink(link))
+
+    def _start(self, link: ReplicaLink, call: Call) -> None:
+        self._calls.submit(self._do, link, call)
+
+    def _do(self, link: ReplicaLink, call: Call) -> None:
+        value, problem = None, None
+        try:
+            if call.op == "submit":
+                value = self._replica.submit(call.arrays)
+            else:
+                self._replica.cancel(call.arrays["request_ids"])
+        except Exception as error:
+            problem = as_serving_error(error)
+        with contextlib.suppress(OSError):  # the router is gone
+            link.send(Reply(call.number, value, problem))
 
     def finalize(self) -> None:
         self._calls.shutdown()
