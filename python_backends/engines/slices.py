@@ -7,8 +7,8 @@ first token; the next one finds it in the prefix cache. How much a step takes is
 
 The prompt with the fewest tokens left goes first (shortest remaining processing time), or a text of five slices would
 wait for a prompt with many pictures after all. A prompt of n tokens lets _PATIENCE * n tokens of later ones pass: none
-that comes after those goes before it. Those before it don't count: a long line of pictures would become one of equals, with
-text at its end.
+that comes after those goes before it. Earlier ones don't count: they would make a long line of pictures one of equals,
+with text at its end.
 """
 
 from __future__ import annotations
