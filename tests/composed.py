@@ -24,7 +24,8 @@ def composed_demo(replicas: int = 1) -> Path:
 
 def composed_with(changes: Mapping[str, Any], output: Path) -> Path:
     """The demo deployment with other values (dotted keys), in `output`; its weights are taken over."""
-    shutil.copytree(composed_demo(), output, ignore=shutil.ignore_patterns("*.log"), dirs_exist_ok=True)
+    if not output.exists():
+        shutil.copytree(composed_demo(), output, ignore=shutil.ignore_patterns("*.log"))
     return _fresh(changed(DEPLOYMENT, changes, output.with_suffix(".yaml")), output)
 
 
