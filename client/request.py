@@ -24,6 +24,7 @@ _STATUSES = {  # Triton's name of a status: gRPC's
     "INTERNAL": "INTERNAL",
 }
 _STATUS_TAG = re.compile(rf"\[({'|'.join(_STATUSES)})\] ")
+_AWAY = ("has no available versions", "is not healthy")  # Triton's words, where waiting helps
 MODEL = "vlm"
 # PIL modes that PNG has not, and what holds their colours.
 _PNG_MODE = {"CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
@@ -148,12 +149,13 @@ def _json(name: str, value: Any) -> str:
 def error_of(text: str, code: str = "UNKNOWN") -> VlmError:
     """An error that Triton sent as text. The product's begin with their status, for Triton's streams and HTTP lose it.
 
-    `code` is what Triton says of its own errors. A model has no versions while its server starts or drains.
+    `code` is what Triton says of its own errors. A model has no versions while its server starts or drains; a stub
+    that is not healthy has died, and will be replaced.
     """
     tag = _STATUS_TAG.search(text)
     if tag is not None:
         return VlmError(_STATUSES[tag[1]], text[tag.end() :])
-    return VlmError("UNAVAILABLE" if "has no available versions" in text else code, text)
+    return VlmError("UNAVAILABLE" if any(sign in text for sign in _AWAY) else code, text)
 
 
 class AnswerBuilder:

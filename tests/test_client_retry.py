@@ -84,6 +84,7 @@ def test_a_policy_without_sense_is_refused(policy):
     ("text", "status"),
     [
         ("Request for unknown model: 'vlm' has no available versions", "UNAVAILABLE"),  # it drains
+        ("Stub process 'vlm_0_0' is not healthy.", "UNAVAILABLE"),  # it was killed
         ("[UNAVAILABLE] 64 requests wait already; retry after 2 s", "UNAVAILABLE"),
         ("[INVALID_ARG] image[0]: it is empty (0 bytes)", "INVALID_ARGUMENT"),
         ("Request for unknown model: 'vlm' is not found", "UNKNOWN"),
