@@ -20,7 +20,7 @@ from python_backends.errors import invalid
 from python_backends.sampling import SamplingParams, parse_sampling
 
 VISUAL_TOKEN = -1  # in Submission.tokens: the next visual token stands here
-HEARTBEAT_S = 0.25  # a replica's channel is never silent for longer
+HEARTBEAT_S = 0.25  # while sequences run, a replica's channel is never silent for longer
 
 
 class Finish(IntEnum):
