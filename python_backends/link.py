@@ -54,7 +54,7 @@ class End:
 
 
 class Door:
-    """Where a replica finds the router: an abstract socket, which no crash leaves behind. Lets in its own user only."""
+    """Where a replica finds the router: an abstract socket, which no crash leaves behind."""
 
     def __init__(self) -> None:
         self.address = f"tvlm-{os.getpid()}-{secrets.token_hex(8)}"
@@ -69,10 +69,6 @@ class Door:
             peer, _ = self._socket.accept()
         except OSError as error:
             raise StageGone(f"the replica did not open its channel: {error}") from None
-        _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if user != os.getuid():
-            peer.close()
-            raise StageGone(f"the channel was opened by another user, {user}")
         return _connection(peer)
 
     def close(self) -> None:
@@ -81,7 +77,7 @@ class Door:
 
 
 def knock(address: str) -> Connection:
-    """The other end of a `Door` (OSError: it is not there)."""
+    """The other end of a `Door` (OSError: it is not there; StageGone: it is another user's)."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         peer.connect(f"\0{address}")
@@ -92,6 +88,11 @@ def knock(address: str) -> Connection:
 
 
 def _connection(peer: socket.socket) -> Connection:
+    """Messages are pickles: either end takes them from its own user only."""
+    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user != os.getuid():
+        peer.close()
+        raise StageGone(f"the channel's other end is another user's, {user}")
     peer.setblocking(True)
     return Connection(peer.detach())
 

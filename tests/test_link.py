@@ -79,3 +79,15 @@ def test_nobody_comes_through_a_door_that_is_closed() -> None:
     door.close()
     with pytest.raises(OSError, match="refused"):
         knock(door.address)
+
+
+def test_neither_end_takes_messages_from_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door()
+    own = os.getuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: own + 1)
+        with pytest.raises(StageGone, match="another user's"):
+            knock(door.address)
+        with pytest.raises(StageGone, match="another user's"):
+            door.accept()
+    door.close()
