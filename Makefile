@@ -38,13 +38,14 @@ serve: install ## serve the demo model until Ctrl-C
 	$(BIN)/tvlm serve --deployment $(DEPLOYMENT)
 
 test: install lint $(VENV)/.browser ## lint, type check, the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not server and not dali and not containers' --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m server  # these take all cores, and watch the clock: one at a time
 
 # Exporters pin other versions than serving does: an environment of their own.
 EXPORT := .venv-export
 $(EXPORT)/.installed: pyproject.toml constraints-export.txt
 	$(PYTHON) -m venv $(EXPORT)
-	$(EXPORT)/bin/python -m pip install --quiet --constraint constraints-export.txt --editable '.[cpu,export]' pytest
+	$(EXPORT)/bin/python -m pip install --quiet --constraint constraints-export.txt --editable '.[cpu,export]' pytest filelock
 	# optimum-intel asks for it and does not use it; it breaks transformers beside any build of torch but its own
 	$(EXPORT)/bin/python -m pip uninstall --quiet --yes torchvision
 	touch $@
@@ -64,7 +65,7 @@ DALI := .venv-dali
 $(DALI)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DALI)
 	grep -v '^packaging==' constraints.txt > $(DALI)/constraints.txt
-	$(DALI)/bin/python -m pip install --quiet --constraint $(DALI)/constraints.txt --editable '.[dali,cpu,heic]' pytest
+	$(DALI)/bin/python -m pip install --quiet --constraint $(DALI)/constraints.txt --editable '.[dali,cpu,heic]' pytest filelock
 	touch $@
 
 test-dali: $(DALI)/.installed ## media decode with DALI, on its CPU operators (a gigabyte of wheels)

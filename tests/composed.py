@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from build_engines import build, is_stale
 from perf.deployments import changed
 
@@ -24,12 +26,22 @@ def composed_demo(replicas: int = 1) -> Path:
 
 def composed_with(changes: Mapping[str, Any], output: Path) -> Path:
     """The demo deployment with other values (dotted keys), in `output`; its weights are taken over."""
-    if not output.exists():
-        shutil.copytree(composed_demo(), output, ignore=shutil.ignore_patterns("*.log"))
-    return _fresh(changed(DEPLOYMENT, changes, output.with_suffix(".yaml")), output)
+    demo = composed_demo()
+    with _alone():
+        if not output.exists():
+            shutil.copytree(demo, output, ignore=shutil.ignore_patterns("*.log"))
+        return _fresh(changed(DEPLOYMENT, changes, output.with_suffix(".yaml")), output)
 
 
 def _fresh(deployment: Path, output: Path) -> Path:
-    if is_stale(deployment, output):
-        build(deployment, output)
-    return output
+    with _alone():
+        if is_stale(deployment, output):
+            build(deployment, output)
+        return output
+
+
+@cache
+def _alone() -> FileLock:
+    """Tests run in several processes; re-entrant in one."""
+    BUILD.mkdir(exist_ok=True)
+    return FileLock(BUILD / "test-demo.lock")

@@ -114,23 +114,26 @@ def test_killed_router_stub_is_one_clear_error_to_its_clients_and_is_back(served
 
 def test_draining_server_is_not_ready_refuses_what_comes_and_finishes_what_runs(served: ServedByTvlm) -> None:
     with VlmClient(served.grpc, retry=RetryPolicy(attempts=1)) as vlm:
-        streams = [vlm.stream(STORY, max_tokens=200, ignore_eos=True) for _ in range(2)]
+        streams = [vlm.stream(STORY, max_tokens=600, ignore_eos=True) for _ in range(2)]
         for stream in streams:
             next(stream)
         processes = family(served)
         served.process.terminate()
         assert until(lambda: not is_ready(served), 10)
 
-        def refusal() -> str:
-            try:
-                return vlm.generate("Hi", max_tokens=1).text
-            except VlmError as error:
-                return f"{error.status} {error.message}"
+        answers: list[str] = []
 
-        assert until(lambda: refusal().startswith("UNAVAILABLE draining: "), 5)
+        def is_refused() -> bool:
+            try:
+                answers.append(vlm.generate("Hi", max_tokens=1).text)
+            except VlmError as error:
+                answers.append(f"{error.status} {error.message}")
+            return answers[-1].startswith("UNAVAILABLE draining: ")
+
+        assert until(is_refused, 20), (answers, served.log.read_text())
         for stream in streams:
             list(stream)
-            assert stream.answer.usage.num_output_tokens == 200
+            assert stream.answer.usage.num_output_tokens == 600
     assert served.process.wait(30) == 0
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert alive == []
