@@ -169,7 +169,8 @@ class AnswerBuilder:
         """Take one response (output name to its one value) and return its piece of text."""
         piece = str(outputs.get("text_output", ""))
         self._pieces.append(piece)
-        self._last.update({name: outputs[name] for name in OPTIONAL_OUTPUTS if outputs.get(name) not in (None, "")})
+        if len(outputs) > 1:  # most bring text only
+            self._last.update({name: outputs[name] for name in OPTIONAL_OUTPUTS if outputs.get(name) not in (None, "")})
         return piece
 
     def answer(self) -> Answer:

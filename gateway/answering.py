@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import functools
+from collections.abc import Sequence
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from client.types import VlmError
+from client.types import Answer, VlmError
 from gateway.backends import Call, Pool
-from gateway.disconnect import while_connected
 from gateway.errors import ApiError, from_stack
 from gateway.quotas import Slot
-from gateway.record import RequestRecord, record_of
+from gateway.record import RequestRecord
 from gateway.replies import Shape, event
-from gateway.streaming import EventStream
+from gateway.streaming import EventStream, Write
 from gateway.translate import Asked
 
 
-async def answer(request: Request, asked: Asked, shape: Shape, pool: Pool, slot: Slot) -> Response:
-    """Ask the servers (ApiError; ClientGone). A stream's response begins when its first piece is there.
+async def answer(record: RequestRecord, asked: Asked, shape: Shape, pool: Pool, slot: Slot) -> Response:
+    """Ask the servers (ApiError). A stream's response begins when its first piece is there.
 
     `slot` is closed when the answer is complete, streamed ones included.
     """
-    running = _Running(record_of(request), slot, asked.image_fields)
+    running = _Running(record, slot, asked.image_fields)
     try:
-        async with while_connected(request.receive):
-            first = await running.start(pool, asked)
-            if not asked.request.stream:
-                await running.finish()
+        first = await running.start(pool, asked)
         if asked.request.stream:
-            return EventStream(running.events(shape, first), running.close)
-        response = JSONResponse(shape.whole(running.call.answer))
+            return EventStream(functools.partial(running.write_events, shape, first), running.close)
+        response = JSONResponse(shape.whole(await running.finish()))
     except VlmError as error:
         await running.close()
         raise running.refused(error) from error
@@ -60,25 +56,25 @@ class _Running:
         self._record.first_piece()
         return first
 
-    async def finish(self) -> None:
+    async def finish(self) -> Answer:
         """Wait for the rest."""
         while await self.call.read() is not None:
             pass
+        return self.call.answer
 
-    async def events(self, shape: Shape, first: str | None) -> AsyncIterator[bytes]:
+    async def write_events(self, shape: Shape, first: str | None, write: Write) -> None:
         """The answer as server-sent events. An error is the last one: `[DONE]` would say that it is complete."""
-        yield shape.opening() + (shape.piece(first) if first else b"")  # one write: the first piece is what counts
+        await write(shape.opening() + (shape.piece(first) if first else b""), True)  # the first piece is what counts
         piece = first
         try:
             while piece is not None:
                 piece = await self.call.read()
                 if piece:
-                    yield shape.piece(piece)
+                    await write(shape.piece(piece), True)
         except VlmError as error:
-            refusal = self.refused(error)
-            yield event(refusal.body())
-            return
-        yield shape.end(self.call.answer)
+            await write(event(self.refused(error).body()), False)
+        else:
+            await write(shape.end(self.call.answer), False)
 
     def refused(self, error: VlmError) -> ApiError:
         """What the client is told."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -15,8 +16,9 @@ from gateway import playground, routes
 from gateway.documents import complete
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
-from gateway.record import Recorder, record_of
+from gateway.record import Recorder, record_of, refused
 from gateway.settings import GatewaySettings
+from gateway.shortcut import Shortcut
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -47,6 +49,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.add_exception_handler(ApiError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_http_error)
+    app.add_middleware(Shortcut, routes=[route for route in routes.generation.routes if isinstance(route, APIRoute)])
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -62,8 +65,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    record_of(request).error = error.code
-    return JSONResponse(error.body(), error.status, headers=error.headers())
+    return refused(request, error)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import anyio
 from starlette.requests import Request
 
 from gateway.budget import Lease
 from gateway.errors import ApiError, bad_request
+from gateway.interruption import TimeLimit
 from gateway.settings import GatewaySettings
 from python_backends.lifting import Lifted, TooMuchText, lift
 
@@ -21,7 +21,7 @@ async def read_body(request: Request, settings: GatewaySettings, lease: Lease) -
         _check_size(int(announced), settings)
     body = bytearray()
     try:
-        with anyio.fail_after(settings.body_timeout_s):
+        with TimeLimit(settings.body_timeout_s):
             async for chunk in request.stream():
                 _check_size(len(body) + len(chunk), settings)
                 lease.take(len(chunk))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.interruption import Connection
 from gateway.settings import GatewaySettings
 
 _LINGER_S = 5.0
@@ -29,7 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     Its headers must be complete within `header_timeout_s` and `header_kb`. A client that takes nothing of its answer
     for `write_timeout_s`, or goes on with a body that is already refused, is cut off. Over `connections`, the
-    connection that has waited longest without a request makes place.
+    connection that has waited longest without a request makes place. Requests find it as `connection` in their state.
     """
 
     def __init__(
@@ -39,8 +40,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._settings = settings
         self._waiting = waiting
         self._max_header_bytes = settings.header_kb << 10
+        self._connection = Connection()
         self._unparsed_bytes = 0  # since the last request's end, while its successor's headers are not complete
-        self._header_bytes = 0
         self._in_headers = True
         self._cut_off: asyncio.TimerHandle | None = None
         self._write_cut_off: asyncio.TimerHandle | None = None
@@ -59,6 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cut_off_after(None)
         self.resume_writing()
         super().connection_lost(exc)
+        self._connection.lose()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
@@ -70,27 +72,27 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_headers and self._unparsed_bytes > self._max_header_bytes:
             self.transport.abort()
 
-    def on_url(self, url: bytes) -> None:
-        """A part of the request line."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._count(len(name) + len(value) + _HEADER_OVERHEAD)
-        super().on_header(name, value)
+    def on_message_begin(self) -> None:
+        """A request line has begun."""
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self._connection
 
     def on_headers_complete(self) -> None:
         """A request begins."""
+        size = len(self.url) + sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in self.headers)
+        if size > self._max_header_bytes:  # all came in one read
+            raise ValueError("headers too large")  # the parser gives up, and uvicorn answers 400
         self._in_headers = False
         self._waiting.pop(self, None)
         self._cut_off_after(None)
         super().on_headers_complete()
+        if self.scope["method"] == "POST":  # others may have no body
+            self.cycle.transport = _HeadWithBody(self.transport, self.cycle)
 
     def on_message_complete(self) -> None:
         """A request has come whole; the next may follow."""
         self._in_headers = True
-        self._unparsed_bytes = self._header_bytes = 0
+        self._unparsed_bytes = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -114,12 +116,34 @@ class BoundedProtocol(HttpToolsProtocol):
             self._write_cut_off.cancel()
             self._write_cut_off = None
 
-    def _count(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > self._max_header_bytes:
-            raise ValueError("headers too large")  # the parser gives up, and uvicorn answers 400
-
     def _cut_off_after(self, seconds: float | None) -> None:
         if self._cut_off is not None:
             self._cut_off.cancel()
         self._cut_off = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+class _HeadWithBody(asyncio.Transport):
+    """A response's head waits for the begin of its body, so that both leave in one packet."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        super().__init__()
+        self._transport = transport
+        self._cycle = cycle
+        self._head = b""
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """Something of the response, or what is said before it (100 Continue)."""
+        if self._cycle.response_started and not self._head:
+            self._head = data
+            return
+        if self._head:
+            self._cycle.transport = self._transport  # from here on everything leaves at once
+        self._transport.write(self._head + data)
+
+    def is_closing(self) -> bool:
+        """As the transport."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """As the transport."""
+        self._transport.close()

@@ -10,13 +10,12 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.disconnect import ClientGone
 from gateway.errors import ApiError
+from gateway.interruption import ClientGone
 from gateway.metrics import GatewayMetrics
 
 log = logging.getLogger("gateway")
@@ -29,7 +28,7 @@ _QUIET = ("/health/", "/metrics")  # asked every few seconds
 class RequestRecord:
     """Filled in as the request goes on."""
 
-    request_id: str = field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
+    number: str = field(default_factory=lambda: uuid.uuid4().hex)
     route: str = "other"
     key: str | None = None  # its name
     stream: bool = False
@@ -41,20 +40,33 @@ class RequestRecord:
     first_piece_s: float | None = None
     begin_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def request_id(self) -> str:
+        """As clients and the log see it."""
+        return f"req_{self.number}"
+
     def first_piece(self) -> None:
         """The answer begins."""
         self.first_piece_s = time.monotonic() - self.begin_s
 
     def line(self, total_s: float) -> str:
         """The log line."""
-        values: dict[str, Any] = {name: value for name, value in vars(self).items() if not name.endswith("_s")}
+        own = ("number", "first_piece_s", "begin_s")
+        values: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in own}
         first_ms = None if self.first_piece_s is None else round(self.first_piece_s * 1e3, 1)
-        return json.dumps(values | {"first_piece_ms": first_ms, "total_ms": round(total_s * 1e3, 1)})
+        times = {"first_piece_ms": first_ms, "total_ms": round(total_s * 1e3, 1)}
+        return json.dumps({"request_id": self.request_id} | values | times)
 
 
 def record_of(request: Request) -> RequestRecord:
     """The record of a request in the gateway."""
     return cast(RequestRecord, request.state.record)
+
+
+def refused(request: Request, error: ApiError) -> JSONResponse:
+    """The answer that an error is."""
+    record_of(request).error = error.code
+    return JSONResponse(error.body(), error.status, headers=error.headers())
 
 
 class Recorder:
@@ -75,7 +87,7 @@ class Recorder:
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
             await send(message)
 
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ class Shape:
     kind: Literal["chat", "completion"]
     model: str
     wants_usage: bool
-    reply_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    number: str  # the request's, which is in the log
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -58,12 +57,20 @@ class Shape:
         return before, after
 
     def _chunk(self, content: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choices = [{"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}]
-        return event(self._head(".chunk") | {"choices": choices} | ({"usage": None} if self.wants_usage else {}))
+        before, after = self._around_a_choice
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+        return before + _encode(choice).encode() + after
+
+    @cached_property
+    def _around_a_choice(self) -> tuple[bytes, bytes]:
+        """The same in every event with a choice."""
+        empty = event(self._head(".chunk") | {"choices": []} | ({"usage": None} if self.wants_usage else {}))
+        before, bracket, after = empty.rpartition(b"]")
+        return before, bracket + after
 
     def _head(self, suffix: str) -> dict[str, Any]:
         name, prefix = ("chat.completion" + suffix, "chatcmpl") if self.kind == "chat" else ("text_completion", "cmpl")
-        return {"id": f"{prefix}-{self.reply_id}", "object": name, "created": self.created, "model": self.model}
+        return {"id": f"{prefix}-{self.number}", "object": name, "created": self.created, "model": self.model}
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -79,4 +86,4 @@ def _figures(answer: Answer) -> dict[str, Any]:
         "total_tokens": prompt + answered,
         "prompt_tokens_details": {"image_tokens": answer.usage.num_visual_tokens or 0},
     }
-    return {"usage": usage, "timing": asdict(answer.timing)}
+    return {"usage": usage, "timing": vars(answer.timing)}

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from gateway.answering import answer
 from gateway.aside import aside
 from gateway.body import lifted, read_body
 from gateway.budget import Lease
-from gateway.disconnect import while_connected
 from gateway.documents import ANSWERS, ERRORS, body_of
 from gateway.errors import ApiError, overloaded
 from gateway.gateway import Gateway
@@ -28,17 +26,8 @@ from gateway.translate import from_chat, from_completion, image_sources
 from gateway.validation import refusal
 from python_backends.lifting import Lifted
 
-
-class _Direct(APIRoute):
-    """Takes a request and gives a response; what FastAPI puts between takes time before every first token."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The function itself."""
-        return self.endpoint
-
-
 router = APIRouter()
-generation = APIRouter(route_class=_Direct)
+generation = APIRouter()  # gateway.shortcut leads to these
 _RequestType = TypeVar("_RequestType", bound=GenerationRequest)
 
 
@@ -70,11 +59,10 @@ async def chat(request: Request) -> Response:
         record_of(request).images = len(sources)
         images: list[bytes] = []
         if sources:
-            async with while_connected(request.receive):
-                images = await load_images(sources, pictures, gateway.fetcher, gateway.settings.remote_images, lease)
+            images = await load_images(sources, pictures, gateway.fetcher, gateway.settings.remote_images, lease)
         asked = from_chat(body, sources, images, gateway.settings.request_timeout_s)
-        shape = Shape("chat", body.model, body.wants_usage)
-        return await answer(request, asked, shape, gateway.pool, slot)
+        shape = Shape("chat", body.model, body.wants_usage, record_of(request).number)
+        return await answer(record_of(request), asked, shape, gateway.pool, slot)
 
 
 @generation.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=ANSWERS)
@@ -84,8 +72,8 @@ async def completions(request: Request) -> Response:
     async with _opened(request, authenticated(request)) as (slot, lease):
         body, _ = await _read(request, CompletionRequest, lease)
         asked = from_completion(body, gateway.settings.request_timeout_s)
-        shape = Shape("completion", body.model, body.wants_usage)
-        return await answer(request, asked, shape, gateway.pool, slot)
+        shape = Shape("completion", body.model, body.wants_usage, record_of(request).number)
+        return await answer(record_of(request), asked, shape, gateway.pool, slot)
 
 
 @router.get("/v1/models", responses={401: ERRORS[401]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import socket
@@ -40,6 +41,7 @@ def serve(settings: GatewaySettings) -> None:
         timeout_keep_alive=max(1, round(settings.idle_timeout_s)),
         timeout_graceful_shutdown=1,  # what had no end within grace_s is cut off
     )
+    gc.freeze()  # what is there now will stay; to look at it again and again would hold up everybody
     with _listen(settings) as listener:
         _Server(config, app.state.gateway).run(sockets=[listener])
 

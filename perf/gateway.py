@@ -2,9 +2,10 @@
 
     python -m perf.gateway --output build/demo-cpu
 
-Starts the composed deployment and a gateway; both are asked in turns, so that what else the machine does meets both.
-Time outside the router is what remains of the time to first token without the router's own (`timing.first_token_ms`),
-request by request: the engine's steps, which vary by more than the gateway costs, are not in it.
+Starts the composed deployment and a gateway; both are asked the same messages in turns, so that what else the machine
+does meets both. Time outside the router is what remains of the time to first token without the router's own
+(`timing.first_token_ms`), request by request: the engine's steps, which vary by more than the gateway costs, are not in
+it. Differences of medians have their 95 % bootstrap interval in brackets.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from client import AsyncVlmClient
 from client.serving.gateway import GatewayProcess
 from client.serving.ports import choose_ports
 from client.serving.server import Server
+from perf.statistics import median_difference
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "circle.png"
 QUESTION = "Tell me a long story about a fox."
@@ -45,11 +48,13 @@ Ask = Callable[[int], Awaitable[Seen]]  # tokens wanted
 
 
 def direct(vlm: AsyncVlmClient, pictures: Sequence[bytes]) -> Ask:
-    """Ask the model over gRPC."""
+    """Ask the model over gRPC, with the messages that the gateway sends."""
+    parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": QUESTION}]
+    messages = [{"role": "user", "content": parts}]
 
     async def ask(tokens: int) -> Seen:
         begin, first = time.perf_counter(), 0.0
-        stream = vlm.stream(QUESTION, pictures, max_tokens=tokens, ignore_eos=True)
+        stream = vlm.stream(images=pictures, messages=messages, max_tokens=tokens, ignore_eos=True)
         async for _ in stream:
             first = first or time.perf_counter() - begin
         answer = stream.answer
@@ -87,24 +92,27 @@ def through(session: aiohttp.ClientSession, url: str, pictures: Sequence[bytes])
 
 
 async def first_tokens(ways: dict[str, Ask], requests: int) -> dict[str, list[Seen]]:
-    """Answers at concurrency 1, by way; one request of each in turn."""
+    """Answers at concurrency 1, by way; one request of each in turn, which goes first alternates."""
     seen: dict[str, list[Seen]] = {name: [] for name in ways}
-    for _ in range(requests):
-        for name, ask in ways.items():
-            seen[name].append(await ask(4))
+    for number in range(requests):
+        for name in list(ways) if number % 2 == 0 else reversed(ways):
+            seen[name].append(await ways[name](4))
     return seen
 
 
 def report_first_tokens(what: str, seen: dict[str, list[Seen]]) -> None:
     """Print the medians of both ways, and what the gateway adds."""
-    for part, of in (
-        ("TTFT", lambda answer: answer.first_ms),
-        ("outside the router", lambda answer: answer.first_ms - answer.router_ms),
-    ):
-        direct, gateway = (statistics.median(map(of, seen[name])) for name in ("direct", "gateway"))
+    parts: dict[str, Callable[[Seen], float]] = {
+        "TTFT": lambda answer: answer.first_ms,
+        "the router's own": lambda answer: answer.router_ms,
+        "outside the router": lambda answer: answer.first_ms - answer.router_ms,
+    }
+    print(f"{what}, medians of {len(seen['direct'])}:")
+    for part, of in parts.items():
+        direct, gateway = (np.array([of(answer) for answer in seen[name]]) for name in ("direct", "gateway"))
         print(
-            f"{what}: {part}, medians of {len(seen['direct'])}: direct {direct:.2f} ms, gateway {gateway:.2f} ms, "
-            f"added {gateway - direct:.2f} ms",
+            f"  {part:18} direct {np.median(direct):6.2f} ms, gateway {np.median(gateway):6.2f} ms, "
+            f"added {median_difference(gateway, direct)} ms",
             flush=True,
         )
 

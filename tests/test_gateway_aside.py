@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import httpx2
 import pytest
 
 from gateway import routes
 from gateway.app import create_app
+from gateway.interruption import Connection
 from gateway.settings import GatewaySettings
 from python_backends.lifting import Lifted
 
@@ -28,7 +30,12 @@ def test_others_are_answered_while_large_bodies_are_parsed(monkeypatch: pytest.M
     app = create_app(GatewaySettings(servers=("grpc://127.0.0.1:9",)))
 
     async def scenario() -> tuple[list[int], list[int]]:
-        transport = httpx2.ASGITransport(app)
+
+        async def served(scope: Any, receive: Any, send: Any) -> None:
+            scope["state"] = {"connection": Connection()}  # as gateway.protocol does
+            await app(scope, receive, send)
+
+        transport = httpx2.ASGITransport(served)
         async with app.state.gateway.connected(), httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
 
             async def ask(body: object) -> int:

@@ -89,23 +89,25 @@ def test_when_one_of_two_servers_dies_requests_without_a_token_go_to_the_other(
     """25 that have no token yet and 25 that stream, shared by both servers; one is killed. None hangs."""
     servers = [server.endpoints.grpc for server in two_servers]
     with RunningGateway(tmp_path / "gateway", servers=servers) as gateway:
+        go = tmp_path / "go"
         waiting: list[list[str]] = [[] for _ in range(25)]
         streaming: list[list[str]] = [[] for _ in range(25)]
 
         async def run() -> tuple[list[str], list[str]]:
             async with client_of(gateway) as client:
-                tasks = [asyncio.create_task(stream(client, f"wait 3000 {i}", p)) for i, p in enumerate(waiting)]
+                tasks = [asyncio.create_task(stream(client, f"wait {go} {i}", p)) for i, p in enumerate(waiting)]
                 tasks += [asyncio.create_task(stream(client, f"count 400 10 {i}", p)) for i, p in enumerate(streaming)]
                 while not all(len(pieces) > 5 for pieces in streaming):
                     await asyncio.sleep(0.02)
                 assert not any(waiting)
                 kill(two_servers[0])
+                go.touch()
                 ended = await asyncio.wait_for(asyncio.gather(*tasks), 60)
             return ended[:25], ended[25:]
 
         errors_of_waiting, errors_of_streaming = asyncio.run(run())
         assert errors_of_waiting == [""] * 25
-        assert all("".join(pieces).startswith("wait 3000") for pieces in waiting)
+        assert all("".join(pieces).startswith(f"wait {go}") for pieces in waiting)
         failed = [error for error in errors_of_streaming if error]
         assert 5 <= len(failed) <= 20, "the streams were not shared"
         assert set(failed) <= GONE
@@ -116,6 +118,7 @@ def test_when_one_of_two_servers_dies_requests_without_a_token_go_to_the_other(
 
 def test_a_server_that_came_later_takes_the_requests_of_one_that_dies(tmp_path: Path) -> None:
     pieces: list[str] = []
+    go = tmp_path / "go"
     with contextlib.ExitStack() as running:
         first = running.enter_context(Server(echo_output(tmp_path / "a"), free_ports()))
         later = Server(echo_output(tmp_path / "b"), free_ports())
@@ -124,7 +127,7 @@ def test_a_server_that_came_later_takes_the_requests_of_one_that_dies(tmp_path: 
 
         async def run() -> str:
             async with client_of(gateway) as client:
-                task = asyncio.create_task(stream(client, "wait 10000", pieces))
+                task = asyncio.create_task(stream(client, f"wait {go}", pieces))
                 sent = f'tvlm_gateway_running_requests{{server="{servers[0]}"}} 1.0'
                 while sent not in httpx2.get(f"{gateway.url}/metrics").text:
                     await asyncio.sleep(0.02)
@@ -133,10 +136,11 @@ def test_a_server_that_came_later_takes_the_requests_of_one_that_dies(tmp_path: 
                     await asyncio.sleep(0.02)
                 assert not pieces
                 kill(first)
+                go.touch()
                 return await asyncio.wait_for(task, 60)
 
         assert asyncio.run(run()) == ""
-        assert "".join(pieces).startswith("wait 10000")
+        assert "".join(pieces).startswith(f"wait {go}")
 
 
 def kill(server: Server) -> None:

@@ -3,9 +3,9 @@
 text_input "fail CODE ..." is refused with that Triton error code; "busy N ..." is refused with UNAVAILABLE and the rest
 as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "deadlock" is never answered, nor is
 anything after it; "seen ..." answers how often the rest was asked; "forever" streams until it is cancelled, "flood"
-long pieces; "cancellations" answers how often that happened; "wait MS" answers after a while; "count N MS" streams the
-numbers below N with a pause between; everything else is echoed. In `messages` the last one's text counts when it begins
-with such a word.
+long pieces; "cancellations" answers how often that happened; "wait FILE" answers when there is such a file; "count N
+MS" streams the numbers below N with a pause between; everything else is echoed. In `messages` the last one's text
+counts when it begins with such a word.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -76,7 +77,7 @@ class TritonPythonModel:
             sender.send(_response(text_output="", finish_reason="stop"), flags=FINAL)
         else:
             if kind == "wait":
-                time.sleep(int(rest.split(" ")[0]) / 1e3)
+                _wait_for(Path(rest.split(" ")[0]), sender)
             figures = {"cancellations": self.cancellations, "seen": self.seen[rest]}
             answer = str(figures[kind]) if kind in figures else _echo(request, text)
             words = answer.split(" ")
@@ -88,6 +89,11 @@ class TritonPythonModel:
                 text_output=pieces[-1], finish_reason="stop", num_input_tokens=7, num_output_tokens=3, timing=timing
             )
             sender.send(last, flags=FINAL)
+
+
+def _wait_for(file, sender):
+    while not (file.exists() or sender.is_cancelled()):
+        time.sleep(0.02)
 
 
 def _command(messages):
