@@ -24,7 +24,7 @@ async def answer(record: RequestRecord, asked: Asked, shape: Shape, pool: Pool, 
     """
     running = _Running(record, slot, asked.image_fields)
     try:
-        first = await running.start(pool, asked)
+        first = await running.start(pool, asked, shape)
         if asked.request.stream:
             return EventStream(functools.partial(running.write_events, shape, first), running.close)
         response = JSONResponse(shape.whole(await running.finish()))
@@ -49,9 +49,9 @@ class _Running:
         self._image_fields = image_fields
         self._call: Call | None = None
 
-    async def start(self, pool: Pool, asked: Asked) -> str | None:
+    async def start(self, pool: Pool, asked: Asked, shape: Shape) -> str | None:
         """The first piece of the answer."""
-        self._call, first = await pool.start(asked, self._record.begin_s)
+        self._call, first = await pool.start(asked, self._record.begin_s, shape.prepare)
         self.call = self._call
         self._record.first_piece()
         return first
@@ -64,7 +64,7 @@ class _Running:
 
     async def write_events(self, shape: Shape, first: str | None, write: Write) -> None:
         """The answer as server-sent events. An error is the last one: `[DONE]` would say that it is complete."""
-        await write(shape.opening() + (shape.piece(first) if first else b""), True)  # the first piece is what counts
+        await write(shape.opening + (shape.piece(first) if first else b""), True)  # the first piece is what counts
         piece = first
         try:
             while piece is not None:

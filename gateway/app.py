@@ -41,6 +41,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its pages load scripts from other hosts
         redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # else it looks for them before every request
     )
     app.state.gateway = gateway
     app.include_router(routes.generation)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from client.api import parse_url
@@ -56,7 +56,7 @@ class Server:
         # gRPC's own deadline comes later: grpc.aio turns one that passes while it sends into an INTERNAL error
         stream = self._transport.send(message, left_s + _DEADLINE_MARGIN_S)
         call = Call(self, stream, asked.tokens, self._calls)
-        call.give_up_after(left_s, VlmError("DEADLINE_EXCEEDED", asked.late))
+        call.give_up_after(left_s, asked.late)
         return call
 
     def suspect(self) -> None:
@@ -149,9 +149,10 @@ class Call:
         self._given_up = error
         self._closing = asyncio.create_task(self._stream.aclose())
 
-    def give_up_after(self, seconds: float, late: VlmError) -> None:
-        """Its deadline."""
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.give_up, late)
+    def give_up_after(self, seconds: float, late: str) -> None:
+        """Its deadline, and what is said when it passes."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, lambda: self.give_up(VlmError("DEADLINE_EXCEEDED", late)))
 
     async def aclose(self) -> None:
         """Give back its share of the server."""
@@ -195,8 +196,10 @@ class Pool:
         """Whether some server takes requests."""
         return any(server.health is Health.READY for server in self.servers)
 
-    async def start(self, asked: Asked, arrived_s: float) -> tuple[Call, str | None]:
+    async def start(self, asked: Asked, arrived_s: float, meanwhile: Callable[[], object]) -> tuple[Call, str | None]:
         """The call that answers a request that arrived at `arrived_s` (time.monotonic), and its first piece.
+
+        `meanwhile` is done when it is sent: until the first piece comes there is time.
 
         A server that can't take it, or dies before the first piece, is left for the next (VlmError of the last one).
         """
@@ -210,6 +213,7 @@ class Pool:
             server = min(left, key=lambda server: server.pending_tokens)
             tried.append(server)
             call = server.call(asked, message, max(0.0, deadline - time.monotonic()))
+            asyncio.get_running_loop().call_soon(meanwhile)  # next in turn is the call's own task, which sends
             try:
                 return call, await call.read()
             except VlmError as error:

@@ -34,6 +34,11 @@ class Shape:
         choices = [{"index": 0, **choice, "logprobs": None, "finish_reason": answer.finish_reason}]
         return self._head("") | {"choices": choices, **_figures(answer)}
 
+    def prepare(self) -> None:
+        """Do what can be done before there is an answer."""
+        _ = self.opening, self._around_a_piece
+
+    @cached_property
     def opening(self) -> bytes:
         """The first event of a stream: a chat says who speaks."""
         return self._chunk({"delta": {"role": "assistant", "content": ""}}) if self.kind == "chat" else b""

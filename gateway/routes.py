@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, Request, Response
@@ -19,7 +20,7 @@ from gateway.errors import ApiError, overloaded
 from gateway.gateway import Gateway
 from gateway.images import load_images
 from gateway.quotas import Slot
-from gateway.record import record_of
+from gateway.record import RequestRecord, record_of
 from gateway.replies import Shape
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.translate import from_chat, from_completion, image_sources
@@ -52,28 +53,28 @@ def authenticated(request: Request) -> str:
 @generation.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=ANSWERS)
 async def chat(request: Request) -> Response:
     """Answer a chat, with pictures or without."""
-    gateway = gateway_of(request)
-    async with _opened(request, authenticated(request)) as (slot, lease):
-        body, pictures = await _read(request, ChatRequest, lease)
+    async with _opened(request) as opened:
+        gateway, record = opened.gateway, opened.record
+        body, pictures = await opened.read(ChatRequest)
         sources = image_sources(body)
-        record_of(request).images = len(sources)
+        record.images = len(sources)
         images: list[bytes] = []
         if sources:
-            images = await load_images(sources, pictures, gateway.fetcher, gateway.settings.remote_images, lease)
+            limit = gateway.settings.remote_images
+            images = await load_images(sources, pictures, gateway.fetcher, limit, opened.lease)
         asked = from_chat(body, sources, images, gateway.settings.request_timeout_s)
-        shape = Shape("chat", body.model, body.wants_usage, record_of(request).number)
-        return await answer(record_of(request), asked, shape, gateway.pool, slot)
+        shape = Shape("chat", body.model, body.wants_usage, record.number)
+        return await answer(record, asked, shape, gateway.pool, opened.slot)
 
 
 @generation.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=ANSWERS)
 async def completions(request: Request) -> Response:
     """Go on with a text."""
-    gateway = gateway_of(request)
-    async with _opened(request, authenticated(request)) as (slot, lease):
-        body, _ = await _read(request, CompletionRequest, lease)
-        asked = from_completion(body, gateway.settings.request_timeout_s)
-        shape = Shape("completion", body.model, body.wants_usage, record_of(request).number)
-        return await answer(record_of(request), asked, shape, gateway.pool, slot)
+    async with _opened(request) as opened:
+        body, _ = await opened.read(CompletionRequest)
+        asked = from_completion(body, opened.gateway.settings.request_timeout_s)
+        shape = Shape("completion", body.model, body.wants_usage, opened.record.number)
+        return await answer(opened.record, asked, shape, opened.gateway.pool, opened.slot)
 
 
 @router.get("/v1/models", responses={401: ERRORS[401]})
@@ -111,37 +112,48 @@ async def metrics(request: Request) -> Response:
     return Response(gateway_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A request that may be read."""
+
+    request: Request
+    gateway: Gateway
+    record: RequestRecord
+    slot: Slot  # its share of the key's quota, which a stream keeps to its end
+    lease: Lease  # of memory for what it sent
+
+    async def read(self, kind: type[_RequestType]) -> tuple[_RequestType, Lifted]:
+        """Its body, checked, and the pictures in it (ApiError)."""
+        settings = self.gateway.settings
+        raw = await read_body(self.request, settings, self.lease)
+
+        def parse() -> tuple[_RequestType, Lifted]:
+            text = lifted(raw, settings)
+            try:
+                return kind.model_validate_json(text.text), text
+            except ValidationError as error:
+                raise refusal(error) from None
+
+        body, pictures = await aside(len(raw), parse)
+        body.check_supported()
+        _check_model(self.gateway, body.model)
+        self.record.stream = bool(body.stream)
+        return body, pictures
+
+
 @contextlib.asynccontextmanager
-async def _opened(request: Request, key: str) -> AsyncIterator[tuple[Slot, Lease]]:
-    """A request's share of the key's quota, which a stream keeps to its end, and of memory for what it sent."""
-    gateway = gateway_of(request)
+async def _opened(request: Request) -> AsyncIterator[_Opened]:
+    """A request whose key is good, and has something left of its quota (ApiError)."""
+    key, gateway = authenticated(request), gateway_of(request)
     if gateway.draining:
         raise overloaded("the gateway is shutting down")
     slot = await gateway.quotas.enter(key)
     try:
         with gateway.budget.lease() as lease:
-            yield slot, lease
+            yield _Opened(request, gateway, record_of(request), slot, lease)
     except BaseException:
         await slot.close()
         raise
-
-
-async def _read(request: Request, kind: type[_RequestType], lease: Lease) -> tuple[_RequestType, Lifted]:
-    settings = gateway_of(request).settings
-    raw = await read_body(request, settings, lease)
-
-    def parse() -> tuple[_RequestType, Lifted]:
-        text = lifted(raw, settings)
-        try:
-            return kind.model_validate_json(text.text), text
-        except ValidationError as error:
-            raise refusal(error) from None
-
-    body, pictures = await aside(len(raw), parse)
-    body.check_supported()
-    _check_model(gateway_of(request), body.model)
-    record_of(request).stream = bool(body.stream)
-    return body, pictures
 
 
 def _check_model(gateway: Gateway, name: str) -> None:

@@ -37,7 +37,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "stop_token_ids": ([],),
     "allowed_token_ids": (),
-    "prompt_logprobs": (0,),
+    "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
     "use_beam_search": (False,),
 }
 
@@ -94,6 +94,11 @@ class StreamOptions(_Part):
     include_usage: bool | None = None
 
 
+def _same(value: object, other: object) -> bool:
+    """Equal, also as JSON: to /v1/completions `"logprobs": 0` is no false, it asks for them."""
+    return value == other and isinstance(value, bool) is isinstance(other, bool)
+
+
 class GenerationRequest(BaseModel):
     """What both kinds of request share. Unknown fields are kept, to be looked at by `check_supported`."""
 
@@ -123,7 +128,7 @@ class GenerationRequest(BaseModel):
         """Refuse what would change the answer and can't be done (ApiError, 400, naming the field)."""
         for name, value in (self.model_extra or {}).items():
             harmless = _UNSUPPORTED.get(name)
-            if harmless is not None and value is not None and value not in harmless:
+            if harmless is not None and value is not None and not any(_same(value, other) for other in harmless):
                 raise bad_request(name, f"{name}: this server does not support it", "unsupported_parameter")
 
     @property

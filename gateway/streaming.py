@@ -7,7 +7,11 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 Write = Callable[[bytes, bool], Awaitable[None]]  # events, and whether more will come
 
@@ -19,8 +23,8 @@ class EventStream(Response):
     """
 
     def __init__(self, write_events: Callable[[Write], Awaitable[None]], close: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(headers=_HEADERS)
-        del self.headers["content-length"]
+        self.status_code = 200
+        self.raw_headers = list(_HEADERS)  # as they are: what Response makes of others takes its time
         self._write_events = write_events
         self._close = close
 

@@ -42,6 +42,8 @@ def sent(**fields: Any) -> Any:
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("logprobs", True),
+        ("logprobs", 0),  # false is nothing; to /v1/completions 0 asks for the logprobs of the tokens themselves
+        ("prompt_logprobs", 0),
         ("top_logprobs", 3),
         ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
