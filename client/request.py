@@ -164,17 +164,24 @@ class AnswerBuilder:
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._last: dict[str, Any] = {}
+        self._answer: Answer | None = None  # as of now, once somebody has asked
 
     def add(self, outputs: Mapping[str, Any]) -> str:
         """Take one response (output name to its one value) and return its piece of text."""
         piece = str(outputs.get("text_output", ""))
         self._pieces.append(piece)
+        self._answer = None
         if len(outputs) > 1:  # most bring text only
             self._last.update({name: outputs[name] for name in OPTIONAL_OUTPUTS if outputs.get(name) not in (None, "")})
         return piece
 
     def answer(self) -> Answer:
         """What has come so far."""
+        if self._answer is None:
+            self._answer = self._put_together()
+        return self._answer
+
+    def _put_together(self) -> Answer:
         stages = json.loads(self._last.get("timing", "{}"))
         known = StageTiming.__dataclass_fields__
         return Answer(

@@ -1,0 +1,87 @@
+"""What HTTP/1.1 clients do beside the usual, over raw sockets: pipelining, 100-continue, leaving at any time."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from tests.gateways import RunningGateway
+from tests.waiting import until
+
+pytestmark = pytest.mark.server
+
+
+def request(*headers: str, **fields: Any) -> bytes:
+    """A request of /v1/completions, head and body."""
+    body = json.dumps({"model": "vlm", "stream": True, **fields}).encode()
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    return "".join(f"{line}\r\n" for line in [*lines, f"Content-Length: {len(body)}", ""]).encode() + body
+
+
+def connect(gateway: RunningGateway) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
+
+
+def read_until(connection: socket.socket, end: bytes, times: int = 1) -> bytes:
+    got = b""
+    while got.count(end) < times:
+        chunk = connection.recv(65536)
+        assert chunk, f"closed after {got[-200:]!r}"
+        got += chunk
+    return got
+
+
+def gone(gateway: RunningGateway) -> int:
+    return gateway.log.count('"status": 499')
+
+
+def test_head_and_first_piece_of_a_stream_come_in_one_packet(echo_gateway: RunningGateway) -> None:
+    with connect(echo_gateway) as connection:
+        connection.sendall(request(prompt="count 3 100"))
+        first = connection.recv(65536)
+        assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b'"text":"0 "' in first
+        assert b'"text":"2 "' in read_until(connection, b"0\r\n\r\n")
+
+
+def test_pipelined_requests_are_answered_one_after_the_other(echo_gateway: RunningGateway) -> None:
+    with connect(echo_gateway) as connection:
+        connection.sendall(b"".join(request(prompt=f"count {count} 1") for count in (2, 3, 4)))
+        answers = read_until(connection, b"0\r\n\r\n", 3).split(b"HTTP/1.1 200 OK")[1:]
+    assert [answer.count(b'"finish_reason":null') for answer in answers] == [3, 4, 5]  # the last brings no number
+    assert all(answer.count(b"[DONE]") == 1 for answer in answers)
+
+
+def test_a_client_that_waits_for_100_continue_gets_it_before_the_answer(echo_gateway: RunningGateway) -> None:
+    head, _, body = request("Expect: 100-continue", prompt="count 2 1").partition(b"\r\n\r\n")
+    with connect(echo_gateway) as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        assert read_until(connection, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert read_until(connection, b"0\r\n\r\n").startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [request(prompt="forever")[:-5], request(prompt="forever"), request(prompt="forever") * 2],
+    ids=["in its body", "before its answer", "with another request waiting"],
+)
+def test_a_client_that_leaves_is_noticed(echo_gateway: RunningGateway, sent: bytes) -> None:
+    before = gone(echo_gateway)
+    with connect(echo_gateway) as connection:
+        connection.sendall(sent)
+    assert until(lambda: gone(echo_gateway) == before + 1, 5)
+    running = "tvlm_gateway_running_requests{"
+    assert all(line.endswith(" 0.0") for line in metrics(echo_gateway) if line.startswith(running))
+
+
+def metrics(gateway: RunningGateway) -> list[str]:
+    with connect(gateway) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        got = b""
+        while chunk := connection.recv(65536):
+            got += chunk
+    return got.decode().splitlines()
