@@ -1,11 +1,13 @@
 """What the gateway costs: time to first token and token rate through it, against gRPC direct, in one run.
 
-    python -m perf.gateway --output build/demo-cpu
+    python -m perf.gateway
+    python -m perf.gateway --engine fake --requests 300 --rounds 0
 
 Starts the composed deployment and a gateway; both are asked the same messages in turns, so that what else the machine
 does meets both. Time outside the router is what remains of the time to first token without the router's own
 (`timing.first_token_ms`), request by request: the engine's steps, which vary by more than the gateway costs, are not in
-it. Differences of medians have their 95 % bootstrap interval in brackets.
+it. The fake engine answers at once and takes no CPU, so that the rest shows; its token rate is more than two cores can
+carry through two servers, hence `--rounds 0`. Differences of medians have their 95 % bootstrap interval in brackets.
 """
 
 from __future__ import annotations
@@ -26,13 +28,11 @@ import numpy as np
 
 from client import AsyncVlmClient
 from client.serving.gateway import GatewayProcess
-from client.serving.ports import choose_ports
-from client.serving.server import Server
+from perf.bench_server import add_options, fresh_server
 from perf.statistics import median_difference
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "circle.png"
 QUESTION = "Tell me a long story about a fox."
-_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ async def measure(grpc: str, url: str, options: argparse.Namespace) -> None:
             ways = {"direct": direct(vlm, pictures), "gateway": through(session, url, pictures)}
             await first_tokens(ways, 5)  # warm-up
             report_first_tokens(what, await first_tokens(ways, options.requests))
+        if options.rounds == 0:
+            return
         await token_rates(ways, options.streams, 8, 1)  # warm-up
         rates = await token_rates(ways, options.streams, options.tokens, options.rounds)
     for name, values in rates.items():
@@ -149,13 +151,13 @@ async def measure(grpc: str, url: str, options: argparse.Namespace) -> None:
 def main() -> None:
     """Start, measure, stop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="composed deployment (tvlm build)")
+    add_options(parser)
     parser.add_argument("--requests", type=int, default=60, help="for the time to first token")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=48, help="of each stream")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4, help="of the token rate")
     options = parser.parse_args()
-    server = Server(options.output, choose_ports(_HOST), _HOST)
+    server = fresh_server(options)
     with server, GatewayProcess(options.output, server.endpoints.grpc) as gateway:
         asyncio.run(measure(server.endpoints.grpc, gateway.url, options))
 
