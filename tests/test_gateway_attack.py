@@ -150,7 +150,7 @@ def test_bodies_of_a_hundred_megabytes_are_cut_off_and_not_kept(gateway: Running
                     connection.sendall(chunk)
             return ending(connection)
 
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(16) as pool:
         attacks = pool.map(attack, range(16))
         assert serves(gateway)
         answers = list(attacks)
