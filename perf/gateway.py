@@ -1,7 +1,7 @@
 """What the gateway costs: time to first token and token rate through it, against gRPC direct, in one run.
 
     python -m perf.gateway
-    python -m perf.gateway --engine fake --requests 300 --rounds 0
+    python -m perf.gateway --engine fake --step-ms 0 --requests 300 --rounds 0
 
 Starts the composed deployment and a gateway; both are asked the same messages in turns, so that what else the machine
 does meets both. Time outside the router is what remains of the time to first token without the router's own
