@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from python_backends.media.bicubic import bicubic
 from python_backends.media.layout import Layout
 from python_backends.media.tiling import AnyResolution, Size, check_aspect
 
@@ -50,7 +51,7 @@ def cut(scaled: Scaled, size: Size, layout: Layout, alone: bool) -> NDArray[np.u
         span = max(inner.width, inner.height)
         square = Image.new("RGB", (span, span), layout.pad_colour)
         square.paste(scaled(inner), ((span - inner.width) // 2, (span - inner.height) // 2))
-        tile = square.resize((side, side), Image.Resampling.BICUBIC)
+        tile = bicubic(square, (side, side))
     return np.asarray(tile, np.uint8)[np.newaxis]
 
 

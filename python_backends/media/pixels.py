@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
+from python_backends.media.bicubic import bicubic
 from python_backends.media.colour import LAB_PROFILE, to_srgb
 from python_backends.media.grey import Levels
 
@@ -41,7 +42,7 @@ def _shrink(image: Image.Image, size: tuple[int, int], convert: Callable[[Image.
     factor_x = int(width / size[0] / _REDUCING_GAP) or 1
     factor_y = int(height / size[1] / _REDUCING_GAP) or 1
     if factor_x == factor_y == 1:
-        return convert(image).resize(size, Image.Resampling.BICUBIC)
+        return bicubic(convert(image), size)
     rows = factor_y * max(1, _STRIP_PIXELS // (width * factor_y))
     reduced: Image.Image | None = None
     for top in range(0, height, rows):
@@ -52,7 +53,7 @@ def _shrink(image: Image.Image, size: tuple[int, int], convert: Callable[[Image.
     assert reduced is not None
     # the last column and row may stand for fewer pixels than the others
     whole = (0, 0, width / factor_x, height / factor_y)
-    return reduced.resize(size, Image.Resampling.BICUBIC, whole)
+    return bicubic(reduced, size, whole)
 
 
 def _averageable(image: Image.Image) -> Image.Image:
