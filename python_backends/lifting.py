@@ -13,6 +13,7 @@ from dataclasses import dataclass
 MAX_VALUES = 100_000  # in the text, counted by commas and brackets: parsed within some 15 ms, and 10 MB as objects
 _SHORT = 1024  # bytes of a data: URI that may as well stay
 _BEGIN = b'"data:'
+_PIECE, _MOST_PIECE = 1024, 1 << 18  # bytes
 _KEY = re.compile(rb'"(?:image_)?url"\s{0,32}:\s{0,32}$')
 _KEY_BYTES = 96
 _ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -47,7 +48,7 @@ class Lifted:
         return url.encode()
 
 
-def lift(raw: bytes | bytearray, most_bytes: int) -> Lifted:
+def lift(raw: bytes | bytearray | memoryview, most_bytes: int) -> Lifted:
     """Take the long data: URIs under the keys `url` and `image_url` out of a JSON text.
 
     It looks at `most_bytes` and no further, but for the ends of pictures.
@@ -59,11 +60,11 @@ def lift(raw: bytes | bytearray, most_bytes: int) -> Lifted:
     pieces: list[bytes | memoryview] = []
     pictures: list[memoryview] = []
     left, at, look = most_bytes, 0, 0  # bytes of text that may still come; where the next piece and the search begin
-    while (begin := raw.find(_BEGIN, look, at + left + len(_BEGIN))) >= 0:
-        end = raw.find(b'"', begin + 1)
+    while (begin := _find(whole, _BEGIN, look, at + left + len(_BEGIN))) >= 0:
+        end = _find(whole, b'"', begin + 1, len(whole))
         look = begin + len(_BEGIN)
-        key = _KEY.search(raw[max(0, begin - _KEY_BYTES) : begin])
-        if end - begin <= _SHORT or raw[end - 1] == ord("\\") or key is None:
+        key = _KEY.search(whole[max(0, begin - _KEY_BYTES) : begin])
+        if end - begin <= _SHORT or whole[end - 1] == ord("\\") or key is None:
             continue
         pieces += [whole[at : begin + 1], b"data:,#%d" % len(pictures)]
         pictures.append(whole[begin + 1 : end])
@@ -77,6 +78,18 @@ def lift(raw: bytes | bytearray, most_bytes: int) -> Lifted:
         counted = f"{values:,} JSON values, counted by commas and brackets,"
         raise TooMuchText(f"{counted} are over the limit of {MAX_VALUES:,}")
     return Lifted(text, tuple(pictures))
+
+
+def _find(whole: memoryview, what: bytes, start: int, end: int) -> int:
+    """As `bytes.find`, without a copy of the whole: in pieces that grow with the way."""
+    end, size = min(end, len(whole)), _PIECE
+    while start < end:
+        found = bytes(whole[start : min(start + size, end)]).find(what)
+        if found >= 0:
+            return start + found
+        start += max(1, size - len(what) + 1)
+        size = min(2 * size, _MOST_PIECE)
+    return -1
 
 
 def _unescaped(text: bytes) -> bytes:

@@ -18,6 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
+from python_backends.elements import read
 from python_backends.errors import as_serving_error, tagged, untagged
 from python_backends.metrics import RESTARTS, Metric, Metrics
 
@@ -42,31 +43,9 @@ def prepare_stub(model: str) -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
 
 
-def bound_elements(most: int) -> None:
-    """Let Triton's stub read no more elements of a BYTES tensor: it makes objects of them before a model sees them.
-
-    Two million would take it three seconds, in which no other request reaches the model. A tensor with more elements
-    keeps its shape, and they are empty.
-    """
-
-    def deserialize(encoded: NDArray[np.uint8]) -> Any:
-        items, at, data = list[bytes](), 0, encoded.data
-        while at < len(data):
-            if len(items) == most:
-                return _TooMany()
-            begin = at + 4
-            at = begin + int.from_bytes(data[at:begin], "little")
-            items.append(bytes(data[begin:at]))
-        return np.array(items, np.object_)
-
-    pb_utils.deserialize_bytes_tensor = deserialize  # looked up at each call
-
-
-class _TooMany:
-    """What `bound_elements` gives the stub, which asks for nothing but the shape of the tensor."""
-
-    def reshape(self, shape: Any) -> NDArray[Any]:
-        return np.broadcast_to(np.array(b"", np.object_), shape)
+def read_elements(most: int) -> None:
+    """Let Triton's stub read BYTES tensors as `elements` does: it makes objects of them before a model sees them."""
+    pb_utils.deserialize_bytes_tensor = lambda encoded: read(encoded, most)  # looked up at each call
 
 
 def _end_with(parent: int) -> None:

@@ -205,6 +205,17 @@ def test_pictures_in_messages_are_not_counted_as_text_however_json_writes_them()
 LONG = "x" * 2000
 
 
+def test_large_tensors_are_taken_where_they_lie() -> None:
+    picture = f"data:image/png;base64,{'A' * 30_000}"
+    part = {"type": "image_url", "image_url": {"url": picture}}
+    messages = json.dumps([{"role": "user", "content": [part, part, {"type": "text", "text": "Hi"}]}])
+    arrays = {"messages": np.empty(1, np.object_)}
+    arrays["messages"][0] = memoryview(messages.encode())
+    request = parse_request(arrays, LIMITS, "<image>")
+    assert request.images == [picture.encode()] * 2
+    assert kinds(request)[2] == "Hi"
+
+
 @given(
     st.recursive(
         st.sampled_from([f"data:{LONG}", f'data:a"{LONG}', f"data:{LONG}\\", '"url": "data:\\', "a\\", 'b"', 1]),

@@ -87,10 +87,10 @@ class VlmService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 text = ""
         yield _response(text, prompt.text_tokens + visual, count)
 
-    async def _tiles(self, images: list[bytes]) -> NDArray[np.uint8]:
+    async def _tiles(self, images: list[bytes | memoryview]) -> NDArray[np.uint8]:
         side, limits = self._checkpoint.image_size, ImageLimits.of(self._limits)
         run = asyncio.get_running_loop().run_in_executor
-        tiles = await asyncio.gather(*(run(self._decoders, decode, image, side, limits) for image in images))
+        tiles = await asyncio.gather(*(run(self._decoders, decode, bytes(image), side, limits) for image in images))
         return np.stack(tiles) if tiles else np.zeros((0, side, side, 3), np.uint8)
 
 

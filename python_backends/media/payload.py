@@ -24,7 +24,7 @@ _URL = re.compile(rb"\s*(https?|ftp|file|s3|gs|blob):", re.IGNORECASE)
 _DATA_URI = re.compile(rb"\s*data:", re.IGNORECASE)
 
 
-def unwrap(payload: bytes, limits: ImageLimits) -> bytes:
+def unwrap(payload: bytes | memoryview, limits: ImageLimits) -> bytes:
     """The raw bytes of an image file, from whatever way they were sent.
 
     A payload that begins like a picture is one: no base64 of a picture begins like a picture. Only what does not is
@@ -34,7 +34,7 @@ def unwrap(payload: bytes, limits: ImageLimits) -> bytes:
         ServingError: INVALID_ARG, when it is empty, too large, broken base64, a broken data: URI, or a URL.
     """
     limits.check_payload(len(payload))
-    raw = _unwrap(payload)
+    raw = _unwrap(bytes(payload))
     if not raw:
         raise refuse("it is empty (0 bytes)")
     limits.check_bytes(len(raw))

@@ -30,7 +30,7 @@ class FanOut:
         self._pool_mb = pool_mb
         self._metrics = metrics
 
-    def look_at(self, images: Sequence[bytes]) -> list[Picture]:
+    def look_at(self, images: Sequence[bytes | memoryview]) -> list[Picture]:
         """Check the images without decoding them; from any thread.
 
         Raises:
@@ -52,7 +52,7 @@ class FanOut:
             self._metrics.record(metrics.CACHE_HITS, sum(visual is not None for visual in known))
         return RequestImages(self._encoder, pictures, known)
 
-    def _look_at(self, image: bytes, alone: bool) -> Picture:
+    def _look_at(self, image: bytes | memoryview, alone: bool) -> Picture:
         pool = self._encoder.pool
         data = unwrap(image, self._limits)
         header = read_header(data, self._limits)

@@ -40,7 +40,7 @@ class VlmRequest:
     messages: list[Message]
     text_field: str  # the tensor that the text came in
     apply_chat_template: bool  # False: `messages` is one of text and images, which are the prompt as they stand
-    images: list[bytes]  # as the client sent them: encoded files, base64 or data: URIs
+    images: list[bytes | memoryview]  # as the client sent them: encoded files, base64 or data: URIs
     sampling: SamplingParams
     stream: bool
     echo_input: bool
@@ -88,7 +88,9 @@ def _from_text_input(text: str, images: int, image_token: str) -> list[Message]:
     return [{"role": "user", "content": [part for part in content if part.get("text") != ""]}]
 
 
-def _parse_messages(text: bytes, images: list[bytes], limits: Limits) -> tuple[list[Message], list[bytes]]:
+def _parse_messages(
+    text: bytes | memoryview, images: list[bytes | memoryview], limits: Limits
+) -> tuple[list[Message], list[bytes | memoryview]]:
     """OpenAI-style messages; gives them with bare image parts, and the images in their order."""
     try:
         lifted = lift(text, int(limits.text_bytes_mb * 1_000_000))
@@ -114,9 +116,9 @@ def _parse_messages(text: bytes, images: list[bytes], limits: Limits) -> tuple[l
 class _Pictures:
     """Where the pictures of the messages come from, and those that were used, in order."""
 
-    tensor: Iterator[bytes]
+    tensor: Iterator[bytes | memoryview]
     lifted: Lifted
-    used: list[bytes]
+    used: list[bytes | memoryview]
 
 
 def _check_parts(raw: Sequence[Any], limits: Limits) -> None:
@@ -159,7 +161,7 @@ def _parse_message(where: str, message: Any, pictures: _Pictures) -> Message:
     return {"role": role, "content": parts}
 
 
-def _next_image(where: str, images: Iterator[bytes]) -> bytes:
+def _next_image(where: str, images: Iterator[bytes | memoryview]) -> bytes | memoryview:
     image = next(images, None)
     if image is None:
         raise invalid(where, "more image parts than elements in the tensor image")
@@ -192,7 +194,7 @@ def _text(arrays: Mapping[str, NDArray[Any]], name: str, default: str = "") -> s
     if name not in arrays:
         return default
     try:
-        return the_one(arrays, name).decode()
+        return bytes(the_one(arrays, name)).decode()
     except UnicodeDecodeError as error:
         raise invalid(name, f"not UTF-8: {error}") from None
 

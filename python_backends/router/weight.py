@@ -51,7 +51,7 @@ def check_images(count: int, limits: Limits) -> None:
         raise invalid("image", f"{count} images are over the limit images_per_request = {limits.images_per_request}")
 
 
-def the_one(arrays: Mapping[str, NDArray[Any]], name: str) -> bytes:
+def the_one(arrays: Mapping[str, NDArray[Any]], name: str) -> bytes | memoryview:
     """The element of a BYTES tensor that has one (ServingError)."""
     return as_bytes(name, only(arrays, name))
 
@@ -64,10 +64,10 @@ def only(arrays: Mapping[str, NDArray[Any]], name: str) -> Any:
     return items[0]
 
 
-def as_bytes(name: str, item: Any) -> bytes:
-    """An element of a BYTES tensor (ServingError)."""
+def as_bytes(name: str, item: Any) -> bytes | memoryview:
+    """An element of a BYTES tensor, not copied (ServingError)."""
     if isinstance(item, str):
         return item.encode()
-    if isinstance(item, bytes):
+    if isinstance(item, (bytes, memoryview)):
         return item
     raise invalid(name, f"elements must be BYTES, not {type(item).__name__}")

@@ -62,7 +62,7 @@ def _bytes(text: str) -> NDArray[Any]:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         triton_io.prepare_stub(args["model_name"])
-        triton_io.bound_elements(MOST_IMAGES)
+        triton_io.read_elements(MOST_IMAGES)
         self._router = Router(TritonStages(), triton_io.artifacts_folder(args), triton_io.TritonRegistry())
 
     async def execute(self, requests: list[Any]) -> None:
