@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -223,6 +223,7 @@ def test_large_tensors_are_taken_where_they_lie() -> None:
     ),
     st.booleans(),
 )
+@settings(deadline=None)
 def test_json_is_the_same_with_its_pictures_put_back(value: Any, spaces: bool) -> None:
     lifted = lift(json.dumps(value, indent=1 if spaces else None).encode(), 1_000_000)
 
