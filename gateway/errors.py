@@ -65,7 +65,7 @@ def _rule(status: str, pattern: str, answer: int, code: str, retry_after_s: int 
 # The first that fits holds. The router's statuses are few; its sentences name limits by their keys in the deployment
 # file, which tell the rest.
 _RULES = (
-    _rule("INVALID_ARGUMENT", r"limits\.image_(bytes_mb|pixels_mp)|pixels a side", 413, "image_too_large"),
+    _rule("INVALID_ARGUMENT", r"limits\.image_(bytes_mb|pixels_mp|side)", 413, "image_too_large"),
     _rule("INVALID_ARGUMENT", r"is not supported \(accepted:", 415, "unsupported_image_format"),
     _rule("INVALID_ARGUMENT", r"context_tokens", 400, "context_length_exceeded"),
     _rule("INVALID_ARGUMENT", r"^image\[\d+\]: ", 422, "invalid_image"),

@@ -18,6 +18,7 @@ from python_backends.yaml_file import read_mapping
 
 BUILT_FILE = "deployment.json"
 MOST_IMAGES = 1024  # of one request, whatever a deployment allows
+MOST_SIDE = 65_535  # pixels, what JPEG and GIF can say; other formats could ask for a line of 2^31
 
 
 class DeploymentError(ValueError):
@@ -67,6 +68,7 @@ class Limits(Section):
     text_bytes_mb: float = Field(1.0, gt=0, le=8)
     image_bytes_mb: float = Field(20.0, gt=0)  # encoded size of one image
     image_pixels_mp: float = Field(64.0, gt=0)  # width x height, in millions, read from the header before decoding
+    image_side: int = Field(MOST_SIDE, ge=1, le=MOST_SIDE)  # pixels, of the longer one
     # visual tokens of one picture, where the checkpoint keeps its resolution (Qwen2.5-VL): a larger one is scaled down
     # to them. Also what a batch of the encoder holds, whose memory grows with their square
     image_tokens: int = Field(1280, ge=16, le=16_384)  # 1280: about a megapixel, transformers' own default

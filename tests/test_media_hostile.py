@@ -49,6 +49,13 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes], depth: int = 8, c
     return b"".join(parts)
 
 
+def test_the_longer_side_is_limited_by_itself() -> None:
+    limits = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000, max_side=300)
+    assert read_header(png(300, 20), limits).width == 300
+    with pytest.raises(ServingError, match=r"20 x 301 .* limit of 300 pixels a side \(limits.image_side\)"):
+        read_header(png(20, 301), limits)
+
+
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:
     out = io.BytesIO()
     image.save(out, kind, **options)  # type: ignore[arg-type]

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from python_backends.deployment import Limits
+from python_backends.deployment import MOST_SIDE, Limits
 from python_backends.errors import ServingError, invalid
 
 FIELD = "image"  # the tensor that every refusal here names
 SMALL_PIXELS = 4_000_000  # a picture of up to so many never waits for a larger one: decoded within 0.2 s by any codec
-MAX_SIDE = 65_535  # what JPEG and GIF can say; the others could ask for a line of 2^31 pixels
 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """Bytes of one encoded file, and width x height of one picture."""
+    """Bytes of one encoded file, width x height of one picture, and its longer side."""
 
     max_bytes: int
     max_pixels: int
+    max_side: int = MOST_SIDE
 
     @classmethod
     def of(cls, limits: Limits) -> ImageLimits:
         """From the deployment file, which counts in millions."""
-        return cls(int(limits.image_bytes_mb * 1_000_000), int(limits.image_pixels_mp * 1_000_000))
+        return cls(int(limits.image_bytes_mb * 1_000_000), int(limits.image_pixels_mp * 1_000_000), limits.image_side)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -46,8 +46,8 @@ class ImageLimits:
         size = f"{width} x {height}"
         if width < 1 or height < 1:
             raise refuse(f"the size of {size} pixels in its header is not possible")
-        if width > MAX_SIDE or height > MAX_SIDE:
-            raise refuse(f"{size} pixels are over the limit of {MAX_SIDE:,} pixels a side")
+        if max(width, height) > self.max_side:
+            raise refuse(f"{size} pixels are over the limit of {self.max_side:,} pixels a side (limits.image_side)")
         if width * height > self.max_pixels:
             raise refuse(
                 f"{size} = {width * height:,} pixels are over the limit of {self.max_pixels:,} pixels "

@@ -84,6 +84,7 @@ class DecodeStage:
                     "checkpoint": checkpoint.model_dump(mode="json"),
                     "max_bytes": self._limits.max_bytes,
                     "max_pixels": self._limits.max_pixels,
+                    "max_side": self._limits.max_side,
                     "threads": threads,
                     "batch_size": pool.batch_size,
                     "hw_decoder_load": pool.hw_decoder_load,

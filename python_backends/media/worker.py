@@ -30,7 +30,7 @@ _SPARE_BYTES = 1 << 30  # payloads, thread stacks and allocator arenas
 class DecodeWorker:
     """Decodes pictures side by side, each a call of its own: Pillow's codecs and its resize release the GIL.
 
-    config: checkpoint (its facts), max_bytes, max_pixels, threads (small pictures at a time).
+    config: checkpoint (its facts), max_bytes, max_pixels, max_side, threads (small pictures at a time).
     """
 
     side_by_side = True
@@ -38,7 +38,7 @@ class DecodeWorker:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._layout = Layout.of(Checkpoint.model_validate(config["checkpoint"]))
-        self._limits = ImageLimits(int(config["max_bytes"]), int(config["max_pixels"]))
+        self._limits = ImageLimits(*(int(config[name]) for name in ("max_bytes", "max_pixels", "max_side")))
         Image.init()  # all plugins now, not with the first picture
         Image.MAX_IMAGE_PIXELS = self._limits.max_pixels  # Pillow's own guard, for what hides behind a small header
         pixels = self._limits.max_pixels + int(config["threads"]) * SMALL_PIXELS
