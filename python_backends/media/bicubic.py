@@ -23,17 +23,18 @@ def bicubic(image: Image.Image, size: tuple[int, int], box: Box | None = None) -
 
     Pillow goes down before it goes across where that is cheaper, since version 13; here that is nothing to save.
     """
+    left, top, right, bottom = box or (0, 0, *image.size)
+    wide = _pass(image, (size[0], image.height), (left, 0, right, image.height))
+    return _pass(wide, size, (0, top, size[0], bottom))
+
+
+def _pass(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
+    """In one direction: no memory between passes that Rust would have to take, which can't fail gently."""
     if image.mode not in _MODES:
         return image.resize(size, Image.Resampling.BICUBIC, box)
-    left, top, right, bottom = box or (0, 0, *image.size)
-    wide = _pass(image, (size[0], image.height), (left, 0, right - left, image.height))
-    return _pass(wide, size, (0, top, size[0], bottom - top))
-
-
-def _pass(image: Image.Image, size: tuple[int, int], part: Box) -> Image.Image:
-    """In one direction: no memory between passes that Rust would have to take, which can't fail gently."""
     made = Image.new(image.mode, size)
+    left, top, right, bottom = box
     catmull_rom = vectorised.ResizeAlg.convolution(vectorised.FilterType.catmull_rom)  # Pillow's bicubic: a = -0.5
-    options = vectorised.ResizeOptions(catmull_rom, crop_box=vectorised.CropBox(*part))
-    vectorised.Resizer().resize_pil(image, made, options)
+    part = vectorised.CropBox(left, top, right - left, bottom - top)
+    vectorised.Resizer().resize_pil(image, made, vectorised.ResizeOptions(catmull_rom, crop_box=part))
     return made
