@@ -58,6 +58,9 @@ class Cache(Section):
 
     # the embedding pool: visual tokens of running requests and of images seen before, oldest out first; 0: none
     encoder_mb: int = Field(64, ge=0)
+    # auto: on the GPU that vision and text share, if they share one, so that visual tokens never leave it; else, and
+    # always with `host`, in the host's memory
+    memory: Literal["auto", "host"] = "auto"
 
 
 class Limits(Section):
@@ -105,6 +108,13 @@ class Deployment(Section):
     limits: Limits = Limits()
     admission: Admission = Admission()
     serving: Serving = Serving()
+
+    @property
+    def pages_gpu(self) -> int | None:
+        """The GPU whose memory the embedding pool is in; None: the host's."""
+        vision, text = self.pools.vision, self.pools.text
+        shared = self.profile == "gpu" and vision.gpus == text.gpus and len(text.gpus) == 1
+        return text.gpus[0] if shared and self.cache.memory == "auto" else None
 
     @model_validator(mode="before")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -32,11 +33,13 @@ from python_backends.engines.trtllm_api import load_api, sampling_arguments
 from python_backends.errors import untagged
 from python_backends.sampling import SamplingParams
 from python_backends.workers.targets import MissingRuntime
-from tests.fakes import torch_cpu, trtllm
+from tests.fakes import cuda, torch_cpu, trtllm
+from tests.fakes.gpu_router import RouterProcess
 from tests.golden import make_mrope_goldens as mrope_goldens
 
 HIDDEN = 4
 EOS = 90
+NUMBERS = itertools.count()  # of pictures, as names
 HASHES = [list(range(1, 9)), [-(1 << 31), *range(7)]]
 
 
@@ -77,8 +80,8 @@ with_handles = pytest.mark.parametrize("engine", ["qwen2_5_vl"], indirect=True)
 
 def submit(engine: LlmEngine, *submissions: Submission) -> dict[int, str]:
     tensors = submission_tensors(submissions)
-    sampling = [text.decode() for text in tensors.pop("sampling")]
-    meta = {"names": list(tensors), "sampling": sampling}
+    texts = {name: [text.decode() for text in tensors.pop(name)] for name in ("sampling", "pool") if name in tensors}
+    meta = {"names": list(tensors), **texts}
     _, reply = engine.handle("submit", list(tensors.values()), meta)
     refused: dict[int, str] = reply["refused"]
     return refused
@@ -188,7 +191,53 @@ def test_tensors_behind_handles_are_let_go_after_the_prefill(engine: LlmEngine) 
     while not heard.tokens.get(1):
         heard.step(engine)
     with pytest.raises(KeyError):
-        trtllm.SharedTensorContainer.open(handle)
+        trtllm.open_handle(handle)
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[RouterProcess]:
+    made = RouterProcess(pages=8, hidden=HIDDEN)
+    yield made
+    made.worker.close()
+
+
+def rows_on_gpu(router: RouterProcess, *images: int) -> VisualRows:
+    """The same as `rows`, in pages."""
+    here = rows(*images)
+    address, lists, names = "", [], [str(next(NUMBERS)) for _ in images]
+    for name, part in zip(names, np.split(here.copied, np.cumsum(images)[:-1]), strict=True):
+        router.allocate(name, len(part))
+        address, listed = router.pages("fill", name, part)
+        lists.append(listed)
+    for name in names:
+        router.pages("release", name)
+    return VisualRows(NO_VISUALS.copied, np.concatenate(lists), address, here.images)
+
+
+@pytest.mark.parametrize("engine", ["llava_next", "qwen2_5_vl"], indirect=True)
+def test_pages_on_its_gpu_reach_the_engine_without_leaving_it(
+    engine: LlmEngine, router: RouterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way in: the fake opens no handle of a GPU's memory in the process that made it, as CUDA does not."""
+    cuda.install(monkeypatch)
+    tokens = [5, *[VISUAL_TOKEN] * 2, 6, *[VISUAL_TOKEN] * 20, 8]
+    visuals = rows_on_gpu(router, 2, 20)
+    assert submit(engine, sequence(1, tokens, visuals)) == {}
+    assert Heard().listen(engine).finish == {1: Finish.LENGTH}
+    (asked,) = trtllm.LLM.calls
+    assert [image[:, 0].tolist() for image in asked.opened["images"]] == [[0, 1], [*range(2, 22)]]
+    assert asked.opened["images"][0].dtype == np.float16
+    assert not engine._llm._outputs and not list(engine._api.SharedTensorContainer._given), "nothing is kept"
+
+
+def test_pages_that_are_another_image_s_by_now_are_refused(
+    engine: LlmEngine, router: RouterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.install(monkeypatch)
+    late = rows_on_gpu(router, 8 * 16)
+    rows_on_gpu(router, 8 * 16)
+    (refusal,) = submit(engine, sequence(1, [*[VISUAL_TOKEN] * 128, 8], late)).values()
+    assert untagged(refusal).message == "pages: they were given to another image meanwhile"
 
 
 @with_handles

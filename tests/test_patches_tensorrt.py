@@ -16,7 +16,9 @@ from python_backends.engines.patches_tensorrt import PatchWorker, choose_profile
 from python_backends.engines.vision_tensorrt import MODEL_FILE
 from python_backends.pools import VisionPool
 from python_backends.workers.targets import MissingRuntime
+from tests.fakes import cuda
 from tests.fakes import tensorrt as fake
+from tests.fakes.gpu_router import RouterProcess
 
 NATIVE = NativeResolution(patch=14, merge=2, window=112, min_pixels=28 * 28, max_pixels=28 * 28 * 256)
 CHECKPOINT = Checkpoint(
@@ -78,6 +80,22 @@ def test_tokens_of_an_earlier_batch_stay_what_they_were(worker: PatchWorker) -> 
     (first,), _ = worker.handle("encode", [pictures(28, 28, 5)], {})
     worker.handle("encode", [pictures(28, 28, 6)], {})
     assert first[0, 0] == 5
+
+
+def test_tokens_go_into_pages(worker: PatchWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.install(monkeypatch)
+    router = RouterProcess(pages=4, hidden=fake.HIDDEN)
+    targets = [router.allocate("wide", 2), router.allocate("small", 1)]
+    places = np.concatenate([target.rows() for target in targets])
+    none = np.zeros((0, fake.HIDDEN), np.float16)
+    images = [pictures(28, 56, 10), pictures(28, 28, 40)]
+    outputs, _ = worker.handle(
+        "encode_into", [np.arange(3, dtype=np.int32), places, none, *images], {"pool": targets[0].pool}
+    )
+    assert outputs == []
+    read = [router.read(name)[:, 0].tolist() for name in ("wide", "small")]
+    router.worker.close()
+    assert read == [[10, 10], [40]]
 
 
 def test_what_no_profile_holds_is_said() -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from python_backends.engines.tensorrt_encoder import choose_run
 from python_backends.engines.vision_tensorrt import MODEL_FILE, VisionWorker
 from python_backends.workers.targets import MissingRuntime
+from tests.fakes import cuda
 from tests.fakes import tensorrt as fake
+from tests.fakes.gpu_router import RouterProcess
 
 PROFILES = [[1, 4, 4], [5, 16, 16]]
 
@@ -69,6 +71,26 @@ def test_a_smaller_batch_after_a_larger_one_shows_nothing_of_it(tmp_path: Path) 
     worker = worker_in(tmp_path, graphs=(4,))
     assert means(worker, tiles(9, 9, 9, 9)) == [[9, 9, 9, 9]]
     assert means(worker, tiles(1, 2, 3)) == [[1, 2, 3]]
+
+
+def test_rows_go_from_its_batches_into_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches; each token of a tile has its own place, in no order, and the last one is an end of a row."""
+    cuda.install(monkeypatch)
+    worker, router = worker_in(tmp_path), RouterProcess(pages=8, hidden=fake.HIDDEN)
+    count = 20 * fake.TOKENS + 1
+    target = router.allocate("a", count)
+    order = np.random.default_rng(0).permutation(count).astype(np.int32)
+    sources = np.append(np.arange(count - 1, dtype=np.int32), np.int32(-1))
+    row_end = np.full((1, fake.HIDDEN), 99, np.float16)
+    arrays, meta = worker.handle(
+        "encode_into", [sources, target.rows()[order], row_end, tiles(*range(20))], {"pool": target.pool}
+    )
+    assert arrays == [] and meta["encode_ms"] > 0
+    assert fake.RUNS == [(1, 16), (0, 4)]
+    written = router.read("a")
+    router.worker.close()
+    expected = np.append(np.repeat(np.arange(20), fake.TOKENS), 99)
+    np.testing.assert_array_equal(written[order], np.repeat(expected[:, np.newaxis], fake.HIDDEN, axis=1))
 
 
 def test_tokens_of_an_earlier_batch_stay_what_they_were(tmp_path: Path) -> None:

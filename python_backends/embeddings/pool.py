@@ -9,18 +9,20 @@ from numpy.typing import NDArray
 
 from python_backends.embeddings.page_table import Entry, PageTable, PoolUsage
 from python_backends.embeddings.region import NO_PAGES, Geometry, PoolRegion
-
-PAGE_TOKENS = 16  # of 196 or 729 visual tokens an image, 6 or 1 % is lost in last pages
+from python_backends.embeddings.target import PAGE_TOKENS, PageTarget
 
 
 class EmbeddingPool:
-    """One for the router, which alone allocates and writes; it belongs to one thread."""
+    """One for the router, which alone allocates, and writes or says who writes; it belongs to one thread."""
 
-    def __init__(self, limit_bytes: int, hidden: int, shaped_by: bytes) -> None:
-        """`shaped_by` stands for all that shapes tokens beside an image's bytes: model, preprocessing, precision."""
+    def __init__(self, limit_bytes: int, hidden: int, shaped_by: bytes, gpu: int | None = None) -> None:
+        """`shaped_by` stands for all that shapes tokens beside an image's bytes: model, preprocessing, precision.
+
+        `gpu`: whose memory the pages are in; None: the host's (MissingRuntime: it is not to be had).
+        """
         geometry = Geometry(limit_bytes // (PAGE_TOKENS * hidden * 2), PAGE_TOKENS, hidden)
         self._table = PageTable(geometry.pages, PAGE_TOKENS)
-        self._region = PoolRegion(geometry)
+        self._region = PoolRegion(geometry, gpu)
         self._salt = hashlib.blake2b(shaped_by, digest_size=64).digest()
         self.address = self._region.address  # for `region.PoolReader`
 
@@ -69,6 +71,17 @@ class EmbeddingPool:
     def forget(self, entry: Entry) -> None:
         """An entry that can't be filled."""
         self._table.forget(entry)
+
+    def target(self, entry: Entry) -> PageTarget | None:
+        """Where the encoder shall write an image that is not there yet; `written` follows. None: it can't reach it."""
+        if not self._region.on_gpu:
+            return None
+        self._region.renew(entry.pages)
+        return PageTarget(self.address, entry.pages, entry.tokens)
+
+    def written(self, entry: Entry) -> None:
+        """The encoder has put an image's visual tokens where it was told to."""
+        entry.filled = True
 
     def fill(self, entry: Entry, visual_tokens: NDArray[np.float16]) -> None:
         """Write an image's visual tokens [tokens, hidden] into its pages (ValueError: not the number foreseen)."""

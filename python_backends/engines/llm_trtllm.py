@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +50,14 @@ class LlmEngine(TextEngine[_Sequence]):
         if pool.tensor_parallel == 1:
             # else it spawns an MPI process, which needs trtllm-llmapi-launch around the whole server
             os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
-        self._api = load_api()
+        shares_gpu = self._deployment.pages_gpu is not None
+        self._api = load_api(shares_gpu)
         self._prompts = Prompts(torch, self._api, model)
-        self._llm = AsyncLlm(lambda: self._api.LLM(model=str(artifacts / "llm"), **arguments), torch)
+        self._llm = AsyncLlm(
+            lambda: self._api.LLM(model=str(artifacts / "llm"), **arguments),
+            torch,
+            self._api.SharedTensorContainer.keeping if shares_gpu else nullcontext,
+        )
         self._heard_s = time.monotonic()
         self._prompt_tokens = self._reused_so_far = 0
         self._warm_up()

@@ -6,7 +6,7 @@ are no CUDA graphs: packed lengths differ from batch to batch, and nothing would
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.engines.tensorrt_engine import OUTPUT, Shape, TensorRtEngine
+from python_backends.engines.vision_on_gpu import Arrays, IntoPages
 from python_backends.engines.vision_tensorrt import MODEL_FILE, import_runtime
 from python_backends.engines.vision_worker import PackedVision
 
@@ -68,17 +69,26 @@ class PatchEncoder:
         return self._torch.zeros((int(np.prod(largest)),), dtype=dtype, device="cuda")
 
 
-class PatchWorker(PackedVision):
+class PatchWorker(IntoPages, PackedVision):
     """config besides: folder (artifacts of the vision tower).
 
     Raises MissingRuntime for what is not there: PyTorch, a GPU, TensorRT, a plan that loads.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
         torch, tensorrt = import_runtime()
+        IntoPages.__init__(self, torch)
+        PackedVision.__init__(self, config)
         self._encoder = PatchEncoder(Path(config["folder"]) / MODEL_FILE, torch, tensorrt)
         self._warm_up()  # the first run of a context allocates
+
+    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        """`encode` (see PackedVision) or `encode_into` (see IntoPages)."""
+        return self.into_pages(arrays, meta) if op == "encode_into" else super().handle(op, arrays, meta)
+
+    def parts(self, arrays: Arrays) -> Iterator[Any]:
+        """See IntoPages; all in one."""
+        yield self._encoder.encode(*self._packed(arrays))
 
     def _encode(self, inputs: Mapping[str, NDArray[Any]], tokens: int) -> NDArray[np.float16]:
         # a copy, as the next call writes into the same buffer

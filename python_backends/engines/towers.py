@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from python_backends.checkpoint import Checkpoint, NativeResolution
 from python_backends.errors import ServingError, invalid
 from python_backends.media.layout import Layout, patch_grid
-from python_backends.media.packing import load_row_end, pack
+from python_backends.media.packing import load_row_end, pack, sources
 from python_backends.media.tiling import Size
 from python_backends.workers.targets import ENCODE, ENCODE_PATCHES
 
@@ -33,6 +33,7 @@ class Tower(Protocol):
     targets: Mapping[str, str]  # the worker's class by device
     config: dict[str, Any]  # what the worker must know of the tower
     slot_bytes: int  # of one call's arrays and its answer's
+    row_end: Rows  # the token at the end of a row of tokens, [1, hidden]; where there is none [0, hidden]
 
     def refusal(self, tiles: Tiles, size: Size) -> ServingError | None:
         """Why these can't be the tiles of a picture of this upright size."""
@@ -45,6 +46,9 @@ class Tower(Protocol):
 
     def tokens(self, rows: Rows, size: Size) -> Rows:
         """Visual tokens of a picture of this size."""
+
+    def sources(self, tiles: Tiles, size: Size) -> NDArray[np.int32] | None:
+        """Which of its rows each visual token of a picture is (see packing.sources); None: they are not rows."""
 
 
 def tower_of(checkpoint: Checkpoint, artifacts: Path) -> Tower:
@@ -63,6 +67,9 @@ class TileTower:
         self._side, self._each = checkpoint.image_size, checkpoint.tokens_per_tile
         self._layout = Layout.of(checkpoint)
         self._row_end = load_row_end(artifacts / "vision") if self._layout.ends_rows else None
+        self.row_end = np.zeros((0, checkpoint.hidden_size), np.float16)
+        if self._row_end is not None:
+            self.row_end = self._row_end[np.newaxis]
         tile_bytes = self._side**2 * 3 + self._each * checkpoint.hidden_size * 2
         self.config: dict[str, Any] = {"image_size": self._side}
         self.slot_bytes = _CALL_TILES * tile_bytes + 4096
@@ -91,6 +98,10 @@ class TileTower:
         """See Tower."""
         return pack(rows.reshape(-1, self._each, rows.shape[-1]), size, self._layout, self._row_end)
 
+    def sources(self, tiles: Tiles, size: Size) -> NDArray[np.int32] | None:
+        """See Tower."""
+        return sources(len(tiles), self._each, size, self._layout)
+
 
 class PatchTower:
     """Pictures of any size, as packed patches (media/patches.py).
@@ -104,6 +115,7 @@ class PatchTower:
     def __init__(self, checkpoint: Checkpoint, native: NativeResolution) -> None:
         self._rule = patch_grid(native)
         self._most = self._rule.most_tokens
+        self.row_end = np.zeros((0, checkpoint.hidden_size), np.float16)
         self.config: dict[str, Any] = {"native": native.model_dump(), "image_size": checkpoint.image_size}
         token_bytes = self._rule.unit**2 * 3 + checkpoint.hidden_size * 2
         self.slot_bytes = self._most * token_bytes + 2 * _ALIGNED * _CALL_PICTURES + 4096
@@ -139,6 +151,10 @@ class PatchTower:
     def tokens(self, rows: Rows, size: Size) -> Rows:
         """The tower's rows are the tokens."""
         return rows
+
+    def sources(self, tiles: Tiles, size: Size) -> NDArray[np.int32] | None:
+        """See Tower."""
+        return np.arange(self.rows(tiles), dtype=np.int32)
 
 
 def _shape(tiles: Tiles) -> str:

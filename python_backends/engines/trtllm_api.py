@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from python_backends.engines.trtllm_handover import Handover
 from python_backends.sampling import SamplingParams
 from python_backends.workers.targets import MissingRuntime, require
 
@@ -43,8 +44,11 @@ class ModelFacts:
     hidden_size: int
 
 
-def load_api() -> SimpleNamespace:
-    """What is used, by name (MissingRuntime)."""
+def load_api(shares_gpu: bool = False) -> SimpleNamespace:
+    """What is used, by name (MissingRuntime).
+
+    `shares_gpu`: tensors on the GPU are to reach an engine in this process: SharedTensorContainer is our `Handover`.
+    """
     package = require("tensorrt_llm", "TensorRT-LLM", REMEDY)
     shared_tensor = require("tensorrt_llm._torch.shared_tensor", "TensorRT-LLM's shared_tensor", REMEDY)
     parameters = require("tensorrt_llm.disaggregated_params", "TensorRT-LLM's disaggregated_params", REMEDY)
@@ -52,7 +56,7 @@ def load_api() -> SimpleNamespace:
         LLM=package.LLM,
         SamplingParams=package.SamplingParams,
         DisaggregatedParams=parameters.DisaggregatedParams,
-        SharedTensorContainer=shared_tensor.SharedTensorContainer,
+        SharedTensorContainer=Handover.put_before(shared_tensor) if shares_gpu else shared_tensor.SharedTensorContainer,
     )
 
 

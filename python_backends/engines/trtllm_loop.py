@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +63,14 @@ def read_statistics(raw: str | Mapping[str, Any]) -> Statistics:
 class AsyncLlm:
     """The engine; every method may be called from one other thread."""
 
-    def __init__(self, make_llm: Callable[[], Any], torch: Any) -> None:
-        """Load it (whatever `make_llm` raises)."""
+    def __init__(
+        self,
+        make_llm: Callable[[], Any],
+        torch: Any,
+        keeping: Callable[[list[Any]], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Load it (whatever `make_llm` raises). `keeping`: see `trtllm_handover`."""
+        self._keeping = keeping
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.statistics = Statistics()
         self._outputs: dict[int, Any] = {}  # of running sequences; touched on the loop only
@@ -96,7 +103,7 @@ class AsyncLlm:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _start(self, request_id: int, call: Call, sampling: Any) -> None:
-        with self._known_ids.answering(call.ids):
+        with self._known_ids.answering(call.ids), self._keeping(call.keep):
             output = self._llm.generate_async(
                 call.inputs, sampling, streaming=True, disaggregated_params=call.disaggregated
             )
@@ -116,7 +123,7 @@ class AsyncLlm:
                 completion = output.outputs[0]
                 tokens, seen = list(completion.token_ids[seen:]), len(completion.token_ids)
                 finish = _finish_of(completion.finish_reason)
-                call.keep.clear()  # the prefill is done: nobody opens the handles any more
+                call.prefilled()  # nobody opens the handles any more
                 if tokens or finish is not Finish.RUNNING:
                     error = f"it ended with '{completion.finish_reason}'" if finish is Finish.ERROR else ""
                     self._tell(News(request_id, tokens, finish, error))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.embeddings.region import PoolReader
+from python_backends.embeddings.on_gpu import DevicePool
 from python_backends.engines.mrope import mrope_positions
 from python_backends.engines.protocol import GRID, HASH, IMAGE_TOKENS, VISUAL_TOKEN, Submission
 from python_backends.engines.trtllm_api import ModelFacts, WayIn
@@ -37,6 +37,11 @@ class Call:
     ids: list[int] | None = None  # what the input processor's tokenizer must answer; None: it is not asked
     disaggregated: Any = None  # DisaggregatedParams
     keep: list[Any] = field(default_factory=list)  # tensors that handles point to; needed until the prefill is done
+
+    def prefilled(self) -> None:
+        """Let go of all tensors."""
+        self.keep.clear()
+        self.inputs.clear()
 
 
 class KnownIds:
@@ -93,7 +98,7 @@ class Prompts:
         self._api = api
         self._model = model
         self._dtype = getattr(torch, model.dtype)
-        self._pool = PoolReader()
+        self._pool = DevicePool(torch)
 
     def call(self, submission: Submission) -> Call:
         """The arguments for one sequence.
@@ -104,18 +109,21 @@ class Prompts:
         counts = image_counts(submission)
         if not counts:
             return Call({"prompt_token_ids": submission.tokens.tolist()})
-        rows = self._rows(submission, sum(counts))
-        features = self._torch.from_numpy(rows).to(self._dtype)
+        features = self._features(submission, sum(counts)).to(self._dtype)
         images = list(features.split(counts))
         ids = self._with_one_token_an_image(submission.tokens, counts)
         if self._model.way_in is WayIn.EMBEDDINGS:
-            return Call({"prompt": "known", "multi_modal_embeddings": {"image": images}}, ids)
+            return Call({"prompt": "known", "multi_modal_embeddings": {"image": images}}, ids, keep=[features])
         return self._with_handles(submission, counts, images, ids)
 
-    def _rows(self, submission: Submission, count: int) -> NDArray[np.float32]:
+    def _features(self, submission: Submission, count: int) -> Any:
+        """The visual tokens, on the GPU if the pool's pages are there: a tensor [count, hidden]."""
+        visuals = submission.visuals
+        if len(visuals.pages) and self._pool.is_on_gpu(visuals.pool):
+            return self._pool.take(visuals.pool, visuals.pages, count)
         rows = np.empty((count, self._model.hidden_size), np.float32)
-        submission.visuals.copy_to(rows, np.arange(count), self._pool)
-        return rows
+        visuals.copy_to(rows, np.arange(count), self._pool.reader)
+        return self._torch.from_numpy(rows)
 
     def _with_one_token_an_image(self, tokens: NDArray[np.int32], counts: Sequence[int]) -> list[int]:
         ids: list[int] = []

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import load_built_deployment
+from python_backends.embeddings.target import PageTarget
+from python_backends.engines.placement import Placed, calls
 from python_backends.engines.towers import tower_of
-from python_backends.errors import ServingError, Status, invalid
+from python_backends.errors import ServingError, Status, invalid, untagged
 from python_backends.media.tiling import Size
 from python_backends.scheduling.window import BatchWindow
 from python_backends.workers import SupervisedWorker, WorkerSpec
@@ -33,16 +35,20 @@ log = logging.getLogger(__name__)
 class Pictures:
     """A request: tiles uint8 [images, tiles, H, W, 3] (see media/layout.py), and upright sizes of the images.
 
-    `sizes` are width and height, int32 [images, 2].
+    `sizes` are width and height, int32 [images, 2]; `target` is where the visual tokens of a single image may go.
     """
 
     tiles: NDArray[np.uint8]
     sizes: NDArray[np.int32]
+    target: PageTarget | None = None
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A request's visual tokens, float16 [images, tokens, hidden], and the milliseconds of its batch, float32."""
+    """A request's visual tokens, float16 [images, tokens, hidden], and the milliseconds of its batch, float32.
+
+    [images, 0, hidden]: they are where its target says.
+    """
 
     visual_tokens: NDArray[np.float16]
     encode_ms: NDArray[np.float32]
@@ -66,6 +72,7 @@ class EncodeStage:
         """`on_death` gets the reason whenever the worker is replaced; `gpus` are those that it may use."""
         self._tower = tower_of(load_checkpoint(artifacts), artifacts)
         pool = load_built_deployment(artifacts).pools.vision
+        self._on_gpu = pool.device == "gpu"
         self._worker = SupervisedWorker(
             WorkerSpec(
                 name=name,
@@ -148,20 +155,55 @@ class EncodeStage:
                 log.exception("vision_encoder: not answered")
 
     def encode(self, requests: Sequence[Pictures]) -> list[Encoded | ServingError]:
-        """Encode the pictures of several requests as one batch, by position."""
-        refusals = [self._check(pictures) for pictures in requests]
-        good = [pictures.tiles for pictures, refusal in zip(requests, refusals, strict=True) if refusal is None]
-        if not good:
-            return [refusal for refusal in refusals if refusal is not None]
-        try:
-            rows, milliseconds = self._encode([tiles for request in good for tiles in request])
-        except ServingError as error:
-            return [refusal or error for refusal in refusals]
-        answers: list[Encoded | ServingError] = []
-        for pictures, refusal in zip(requests, refusals, strict=True):
-            if refusal is not None:
-                answers.append(refusal)
+        """Encode the pictures of several requests as one batch, by position; one batch for each pool they go into."""
+        answers: dict[int, Encoded | ServingError] = {}
+        batches: dict[str, list[int]] = {}
+        placed: dict[int, Placed] = {}
+        for index, pictures in enumerate(requests):
+            try:
+                self._check(pictures)
+                plan = self._plan(pictures)
+            except ServingError as refusal:
+                answers[index] = refusal
                 continue
+            if plan is not None:
+                placed[index] = plan
+            batches.setdefault(plan.target.pool if plan else "", []).append(index)
+        for pool, batch in batches.items():
+            try:
+                if pool:
+                    encoded = self._encode_into(pool, [placed[index] for index in batch])
+                else:
+                    encoded = self._encode_out([requests[index] for index in batch])
+            except ServingError as error:
+                encoded = [error] * len(batch)
+            answers |= dict(zip(batch, encoded, strict=True))
+        return [answers[index] for index in range(len(requests))]
+
+    def _plan(self, pictures: Pictures) -> Placed | None:
+        """How it goes into pages, if it is to and can (ServingError)."""
+        target = pictures.target if self._on_gpu else None
+        if target is None:
+            return None
+        if len(pictures.tiles) != 1:
+            raise invalid("pool", f"goes with one picture a request, not {len(pictures.tiles)}")
+        return Placed.plan(self._tower, pictures.tiles[0], Size(*pictures.sizes[0].tolist()), target)
+
+    def _encode_into(self, pool: str, pictures: Sequence[Placed]) -> list[Encoded | ServingError]:
+        milliseconds = 0.0
+        for arrays in calls(self._tower, pictures):
+            meta = self._worker.call("encode_into", arrays, {"pool": pool}).meta
+            if "refused" in meta:
+                raise untagged(meta["refused"])
+            milliseconds += float(meta["encode_ms"])
+        self._window.encoded(sum(len(picture.tiles) for picture in pictures), milliseconds / 1000)
+        nothing = np.zeros((1, 0, self._tower.row_end.shape[1]), np.float16)
+        return [Encoded(nothing, np.full((1, 1), milliseconds, np.float32)) for _ in pictures]
+
+    def _encode_out(self, requests: Sequence[Pictures]) -> list[Encoded | ServingError]:
+        rows, milliseconds = self._encode([tiles for request in requests for tiles in request.tiles])
+        answers = []
+        for pictures in requests:
             own, rows = rows[: len(pictures.tiles)], rows[len(pictures.tiles) :]
             answers.append(self._pack(own, pictures.sizes, milliseconds))
         return answers
@@ -174,16 +216,17 @@ class EncodeStage:
             return invalid("tiles", "pictures of different numbers of visual tokens: send each as a request of its own")
         return Encoded(np.stack(tokens), np.full((len(tokens), 1), encode_ms, np.float32))
 
-    def _check(self, pictures: Pictures) -> ServingError | None:
+    def _check(self, pictures: Pictures) -> None:
+        """Raise ServingError for what can't be encoded."""
         tiles = pictures.tiles
         if tiles.ndim != 5 or tiles.shape[4] != 3 or 0 in tiles.shape:
-            return invalid("tiles", f"shape {list(tiles.shape[1:])} must be [tiles, height, width, 3]")
+            raise invalid("tiles", f"shape {list(tiles.shape[1:])} must be [tiles, height, width, 3]")
         if pictures.sizes.shape != (len(tiles), 2) or (pictures.sizes < 1).any():
-            return invalid("picture_size", "must be the width and height of the picture, 1 or more")
-        refusals = (
-            self._tower.refusal(own, Size(*size)) for own, size in zip(tiles, pictures.sizes.tolist(), strict=True)
-        )
-        return next((refusal for refusal in refusals if refusal is not None), None)
+            raise invalid("picture_size", "must be the width and height of the picture, 1 or more")
+        for own, size in zip(tiles, pictures.sizes.tolist(), strict=True):
+            refusal = self._tower.refusal(own, Size(*size))
+            if refusal is not None:
+                raise refusal
 
     def _encode(self, pictures: Sequence[NDArray[np.uint8]]) -> tuple[list[NDArray[np.float16]], float]:
         """Rows of the tower for each picture, and the milliseconds of all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.engines.tensorrt_encoder import TensorRtEncoder
+from python_backends.engines.vision_on_gpu import Arrays, IntoPages
 from python_backends.engines.vision_worker import BatchedVision
 from python_backends.workers.targets import require, require_cuda
 
@@ -24,7 +26,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
     return torch, require("tensorrt", "TensorRT", REMEDY)
 
 
-class VisionWorker(BatchedVision):
+class VisionWorker(IntoPages, BatchedVision):
     """Encodes tiles in batches.
 
     config: folder (artifacts of the vision tower), graph_batches (sizes to run as CUDA graphs). Raises MissingRuntime
@@ -33,9 +35,21 @@ class VisionWorker(BatchedVision):
 
     def __init__(self, config: dict[str, Any]) -> None:
         torch, tensorrt = import_runtime()
+        super().__init__(torch)
         plan = Path(config["folder"]) / MODEL_FILE
         self._encoder = TensorRtEncoder(plan, config["graph_batches"], torch, tensorrt)
         self._batch_size = self._encoder.largest
+
+    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        """`encode` (see BatchedVision) or `encode_into` (see IntoPages)."""
+        return self.into_pages(arrays, meta) if op == "encode_into" else super().handle(op, arrays, meta)
+
+    def parts(self, arrays: Arrays) -> Iterator[Any]:
+        """See IntoPages."""
+        tiles, step = np.concatenate(arrays), self._batch_size
+        for first in range(0, len(tiles), step):
+            tokens = self._encoder.encode(tiles[first : first + step])
+            yield tokens.reshape(-1, tokens.shape[-1])
 
     def _encode(self, tiles: NDArray[np.uint8]) -> NDArray[np.float16]:
         return np.from_dlpack(self._encoder.encode(tiles).cpu())

@@ -59,10 +59,13 @@ class PackedVision(ABC):
         if op != "encode":
             raise ValueError(f"unknown operation {op!r}")
         started = time.perf_counter()
-        inputs = tower_inputs(arrays, self._rule, self._window)
-        tokens = self._encode(inputs, len(inputs["patches"]) // self._rule.merge**2)
-        outputs: Arrays = list(split_tokens(tokens, arrays, self._rule))
+        outputs: Arrays = list(split_tokens(self._encode(*self._packed(arrays)), arrays, self._rule))
         return outputs, {"encode_ms": (time.perf_counter() - started) * 1000}
+
+    def _packed(self, arrays: Arrays) -> tuple[Mapping[str, NDArray[Any]], int]:
+        """The tower's inputs, and how many visual tokens come of them."""
+        inputs = tower_inputs(arrays, self._rule, self._window)
+        return inputs, len(inputs["patches"]) // self._rule.merge**2
 
     def _warm_up(self) -> None:
         self.handle("encode", [np.zeros((1, self._side, self._side, 3), np.uint8)], {})

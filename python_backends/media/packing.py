@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +11,12 @@ from numpy.typing import NDArray
 from python_backends.media.layout import Layout
 from python_backends.media.tiling import Size
 
-Rows = NDArray[np.float16]
+Rows = NDArray[Any]  # float16, or numbers that stand for such
 
 ROW_END_FILE = "row_end.npy"  # beside the vision model
+
+
+ROW_END = -1  # in what `sources` gives
 
 
 def load_row_end(folder: Path) -> Rows:
@@ -40,6 +44,19 @@ def pack(tiles: Rows, size: Size, layout: Layout, row_end: Rows | None) -> Rows:
         inside = _scaled(inside, shrunk)
     ends = np.broadcast_to(row_end, (len(inside), 1, hidden))
     return np.concatenate((tiles[0], np.concatenate((inside, ends), axis=1).reshape(-1, hidden)))
+
+
+def sources(tiles: int, each: int, size: Size, layout: Layout) -> NDArray[np.int32] | None:
+    """Of each visual token of a picture the row of its features [tiles x each, hidden], or ROW_END.
+
+    None: they are not rows, but between them, as features are scaled.
+    """
+    tiling = layout.tiling(alone=True)
+    if tiling is not None and tiles > 1 and tiling.shrunk(size) != tiling.kept(size):
+        return None
+    numbers = np.arange(tiles * each, dtype=np.int32).reshape(tiles, each, 1)
+    packed = pack(numbers, size, layout, np.array([ROW_END], np.int32) if layout.ends_rows else None)
+    return np.asarray(packed[:, 0], np.int32)
 
 
 def _scaled(cells: Rows, size: Size) -> Rows:

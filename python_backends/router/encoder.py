@@ -141,15 +141,21 @@ class Encoder:
         self._evicted = self.pool.evicted
 
     async def _encode(self, picture: Picture, flight: _Flight) -> Embedding:
+        # what the encoder writes itself is held until its call has come back, however it ends
+        target = None if flight.entry is None else self.pool.target(flight.entry)
+
         def embed() -> Embedding:
             flight.begun = True
-            return self._stages.embed(picture.data, picture.alone)
+            return self._stages.embed(picture.data, picture.alone, target)
 
         embedding = await with_retry(lambda: self._calls.run(embed), self._on_retry)
         if flight.entry is None:
             return embedding
-        # here and not in the thread: a call that was given up must not write into what are another's pages by now
-        self.pool.fill(flight.entry, embedding.visual_tokens)
+        if target is not None and not len(embedding.visual_tokens):
+            self.pool.written(flight.entry)
+        else:
+            # here and not in the thread: a call that was given up must not write into what are another's pages by now
+            self.pool.fill(flight.entry, embedding.visual_tokens)
         return replace(embedding, visual_tokens=_IN_POOL)  # Triton's memory goes back now
 
     def _on_retry(self, error: ServingError) -> None:

@@ -61,7 +61,9 @@ class Router:
         self._context_tokens = min(self._deployment.limits.context_tokens, self._checkpoint.context_tokens)
         self._dispatcher = Dispatcher(self._deployment, self._checkpoint, self._metrics)
         pool_mb = self._deployment.cache.encoder_mb
-        pool = EmbeddingPool(pool_mb << 20, self._checkpoint.hidden_size, self._shaped_by(artifacts))
+        pool = EmbeddingPool(
+            pool_mb << 20, self._checkpoint.hidden_size, self._shaped_by(artifacts), self._deployment.pages_gpu
+        )
         self._encoder = Encoder(stages, self._most_images_in_encode(), pool, self._metrics)
         limits = self._deployment.limits.model_copy(update={"context_tokens": self._context_tokens})
         self._fan_out = FanOut(

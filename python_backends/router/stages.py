@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.embeddings.target import PageTarget
 from python_backends.engines.protocol import StepReport, Submission
 
 
@@ -16,7 +17,7 @@ from python_backends.engines.protocol import StepReport, Submission
 class Embedding:
     """One image's visual tokens, and what they cost."""
 
-    visual_tokens: NDArray[np.float16]  # [tokens, hidden]
+    visual_tokens: NDArray[np.float16]  # [tokens, hidden]; none when they are where the encoder was told to put them
     decode_ms: float  # in the worker of image_decode
     encode_ms: float  # in the worker of vision_encoder, for the batch it was in
     ready_s: float  # when the router had it, monotonic seconds
@@ -25,8 +26,11 @@ class Embedding:
 class Stages(Protocol):
     """Blocking calls, made from threads. Every one raises ServingError."""
 
-    def embed(self, image: bytes, alone: bool) -> Embedding:
-        """Decode and encode one image, which is the only one of its request or is not."""
+    def embed(self, image: bytes, alone: bool, target: PageTarget | None = None) -> Embedding:
+        """Decode and encode one image, which is the only one of its request or is not.
+
+        `target`: pages that the encoder may put its visual tokens into, if it can.
+        """
 
     def attach(self, replica: int) -> Iterator[StepReport]:
         """Open the channel of a replica and follow its steps; ends when the replica ends it."""

@@ -12,6 +12,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from python_backends import triton_io
+from python_backends.embeddings.target import PageTarget
 from python_backends.engines.protocol import StepReport, Submission, report_from_tensors, submission_tensors
 from python_backends.errors import StageGone
 from python_backends.link import Door, RouterLink
@@ -28,10 +29,11 @@ class TritonStages:
         self._links: dict[int, RouterLink] = {}  # by replica, while they live
         self._opened = threading.Condition()
 
-    def embed(self, image: bytes, alone: bool) -> Embedding:
+    def embed(self, image: bytes, alone: bool, target: PageTarget | None = None) -> Embedding:
         """One call of the ensemble image_embedding."""
         inputs = {"image": np.array([[image]], np.object_)}
-        request = _request("image_embedding", inputs, _EMBEDDING_OUTPUTS, {"alone": alone})
+        parameters: dict[str, bool | str] = {"alone": alone, **(target.parameters() if target is not None else {})}
+        request = _request("image_embedding", inputs, _EMBEDDING_OUTPUTS, parameters)
         outputs = triton_io.output_arrays(request.exec())
         return Embedding(
             visual_tokens=outputs["visual_tokens"][0],
@@ -87,7 +89,10 @@ def _text(value: str) -> NDArray[Any]:
 
 
 def _request(
-    model: str, arrays: Mapping[str, NDArray[Any]], outputs: list[str], parameters: Mapping[str, bool] | None = None
+    model: str,
+    arrays: Mapping[str, NDArray[Any]],
+    outputs: list[str],
+    parameters: Mapping[str, bool | str] | None = None,
 ) -> Any:
     return pb_utils.InferenceRequest(
         model_name=model,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from python_backends.embeddings.region import PoolReader
+from python_backends.embeddings.target import PageTarget
 from python_backends.engines.protocol import NO_NEWS, VISUAL_TOKEN, EngineLoad, Finish, StepReport, Submission
 from python_backends.errors import ServingError, invalid, tagged
 from python_backends.router.stages import Embedding
@@ -64,7 +65,7 @@ class FakeStages:
         self.hush = threading.Event()  # set: no heartbeat comes
         self._reports = [queue.Queue[StepReport | ServingError | None]() for _ in range(MOST_REPLICAS)]
 
-    def embed(self, image: bytes, alone: bool) -> Embedding:
+    def embed(self, image: bytes, alone: bool, target: PageTarget | None = None) -> Embedding:
         number = int.from_bytes(image[6:8], "little")
         self.on_embed(number)
         self.embedded.append(number)

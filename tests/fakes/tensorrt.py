@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.fakes.cuda import array_over
+
 SIDE, TOKENS, HIDDEN, MERGED = 8, 2, 4, 4
 
 
@@ -33,6 +35,19 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def reshape(self, *shape: int) -> Tensor:
+        return Tensor(self.values.reshape(shape))
+
+    def index_select(self, axis: int, index: Tensor) -> Tensor:
+        return Tensor(self.values[index.values])
+
+    def index_copy_(self, axis: int, index: Tensor, rows: Tensor) -> None:
+        assert axis == 0 and rows.values.dtype == self.values.dtype
+        self.values[index.values] = rows.values
+
     def data_ptr(self) -> int:
         return id(self)
 
@@ -42,8 +57,8 @@ class Tensor:
     def copy_(self, other: Tensor, non_blocking: bool = False) -> None:
         self.values[...] = other.values
 
-    def to(self, dtype: Any) -> Tensor:
-        return Tensor(self.values.astype(dtype))
+    def to(self, target: Any) -> Tensor:
+        return self if target == "cuda" else Tensor(self.values.astype(target))
 
     def cpu(self) -> Any:
         return self.values
@@ -67,7 +82,7 @@ class _Cuda:
 
     @staticmethod
     def current_stream() -> Any:
-        return SimpleNamespace(cuda_stream=1)
+        return SimpleNamespace(cuda_stream=1, synchronize=lambda: None)
 
     @staticmethod
     @contextmanager
@@ -203,11 +218,15 @@ def _zeros(shape: tuple[int, ...], dtype: Any, device: str = "cpu", pin_memory: 
     return Tensor(np.zeros(shape, dtype))
 
 
+def _as_tensor(memory: Any, device: str) -> Tensor:
+    return Tensor(array_over(memory))
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the fakes in the places of `tensorrt` and `torch`."""
     torch = ModuleType("torch")
     vars(torch).update(
-        cuda=_Cuda(), zeros=_zeros, from_numpy=Tensor,
+        cuda=_Cuda(), zeros=_zeros, from_numpy=Tensor, as_tensor=_as_tensor,
         uint8=np.uint8, int32=np.int32, float16=np.float16, float32=np.float32, bfloat16=np.float32,
     )  # fmt: skip
     package = ModuleType("tensorrt")

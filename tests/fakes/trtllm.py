@@ -62,7 +62,7 @@ class DisaggregatedParams:
 
 
 class SharedTensorContainer:
-    """A handle opens for as long as the tensor that it was made of lives."""
+    """A handle opens for as long as the tensor that it was made of lives; one of a GPU's only in another process."""
 
     _tensors: ClassVar[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
 
@@ -78,8 +78,25 @@ class SharedTensorContainer:
         return {"tensor_size": list(self._tensor.shape), "key": id(self._tensor)}
 
     @classmethod
-    def open(cls, handle: dict[str, Any]) -> np.ndarray:
-        return np.array(cls._tensors[handle["key"]].values)
+    def from_dict(cls, handle: dict[str, Any]) -> SharedTensorContainer:
+        return cls(cls._tensors[handle["key"]])
+
+    def get_local_view(self) -> Any:
+        assert not self._tensor.is_cuda, "CUDA error: a handle can't be opened by the process that made it"
+        return self._tensor
+
+
+def open_handle(handle: dict[str, Any]) -> np.ndarray:
+    """As the engine does, through whatever class is in the package by then."""
+    container = sys.modules["tensorrt_llm._torch.shared_tensor"].SharedTensorContainer
+    return np.array(container.from_dict(handle).get_local_view().values)
+
+
+def make_handle(tensor: Any) -> dict[str, Any]:
+    """As the LLM API does of embeddings that it is given."""
+    container = sys.modules["tensorrt_llm._torch.shared_tensor"].SharedTensorContainer
+    handle: dict[str, Any] = container.from_tensor(tensor).dump_to_dict()
+    return handle
 
 
 class _InputProcessor:
@@ -94,7 +111,7 @@ class _InputProcessor:
     def attach_multimodal_embeddings(self, inputs: Any, embeddings: Any, sampling: Any) -> Any:
         images = embeddings["image"]
         ids = self._expanded(inputs["prompt"], [image.shape[0] for image in images])
-        return ids, {"multimodal_data": {"multimodal_embedding": [np.array(image.values) for image in images]}}
+        return ids, {"multimodal_data": {"multimodal_embedding": images}}
 
     def get_prompt_token_ids(self, inputs: Any, mm_handles: Any) -> Any:
         return self._expanded(inputs["prompt"], [handle["tensor_size"][0] for handle in mm_handles]), [], []
@@ -202,16 +219,17 @@ class LLM:
             prompt, extra = self.input_processor.attach_multimodal_embeddings(
                 inputs, inputs["multi_modal_embeddings"], sampling_params
             )
-            opened["images"] = extra["multimodal_data"]["multimodal_embedding"]
+            given = [make_handle(image) for image in extra["multimodal_data"]["multimodal_embedding"]]
+            opened["images"] = [open_handle(handle) for handle in given]
         if len(prompt) > 900:
             raise ValueError(f"The sum of prompt length ({len(prompt)}) should not exceed max_num_tokens (900)")
 
         def open_handles() -> None:
             if handles:
                 assert disaggregated_params is not None
-                opened["images"] = [SharedTensorContainer.open(handle) for handle in handles]
+                opened["images"] = [open_handle(handle) for handle in handles]
                 opened["mrope"] = [
-                    SharedTensorContainer.open(handle)
+                    open_handle(handle)
                     for handle in (
                         disaggregated_params.mrope_position_ids_handle,
                         disaggregated_params.mrope_position_deltas_handle,

@@ -1,11 +1,13 @@
 """vision_encoder: UINT8 tiles to visual tokens, in a worker process."""
 
+import json
 from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from python_backends import triton_io
+from python_backends.embeddings.target import PageTarget
 from python_backends.engines.vision_stage import Arrival, Encoded, EncodeStage, Pictures
 from python_backends.errors import ServingError
 
@@ -23,7 +25,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Requests are answered with their batch, which may wait for the pictures of later calls."""
         probes = [request for request in requests if triton_io.is_probe(request)]
-        arrivals = [_arrival(request) for request in requests if request not in probes]
+        arrivals = [arrival for request in requests if request not in probes for arrival in _arrivals(request)]
         if arrivals:
             self._stage.submit(arrivals)
         for probe in probes:
@@ -34,12 +36,19 @@ class TritonPythonModel:
         self._stage.close()
 
 
-def _arrival(request: Any) -> Arrival:
+def _arrivals(request: Any) -> list[Arrival]:
+    """What the request is to the stage: one arrival, or none when it is refused."""
+    answer = partial(_send, request, request.get_response_sender())
+    try:
+        target = PageTarget.parse(json.loads(request.parameters() or "{}"))
+    except ServingError as error:
+        answer(error)
+        return []
     tiles = triton_io.input_array(pb_utils.get_input_tensor_by_name(request, "tiles"))
     size = pb_utils.get_input_tensor_by_name(request, "picture_size").as_numpy()
     in_decode = pb_utils.get_input_tensor_by_name(request, "in_decode")
     coming = 0 if in_decode is None else int(in_decode.as_numpy().max(initial=0))
-    return Arrival(Pictures(tiles, size), coming, partial(_send, request, request.get_response_sender()))
+    return [Arrival(Pictures(tiles, size, target), coming, answer)]
 
 
 def _send(request: Any, sender: Any, answer: Encoded | ServingError) -> None:
