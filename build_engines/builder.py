@@ -20,7 +20,7 @@ from build_engines.fingerprint import Record, current_inputs, files_of, is_compl
 from build_engines.gguf_wheel import locate_gguf
 from build_engines.isolated import run_isolated
 from build_engines.llm_trtllm import write_model_yaml
-from build_engines.tensorrt_plan import as_json
+from build_engines.tensorrt_plan import TIMING_CACHE, as_json
 from build_engines.vision_plan import precision_of, profiles_of
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, load_deployment
@@ -99,7 +99,7 @@ def _fill(
     (artifacts / CHAT_TEMPLATE).write_text(read_chat_template(deployment.checkpoint))
     compose_repository(deployment, facts, target / "model_repository")
 
-    steps, reused = _steps(deployment, facts), []
+    steps, reused = _steps(deployment, facts, previous.parent), []
     for build in (previous, unfinished_of(previous)):
         for step in _still_good([step for step in steps if step not in reused], inputs, build):
             _take_over(build / "artifacts" / step.artifact, artifacts / step.artifact)
@@ -133,9 +133,10 @@ def _run(steps: list[_Step], artifacts: Path, record: Record, progress: Progress
         raise failures[0]
 
 
-def _steps(deployment: Deployment, facts: Checkpoint) -> list[_Step]:
+def _steps(deployment: Deployment, facts: Checkpoint, folder: Path) -> list[_Step]:
+    """`folder` is where builds lie side by side."""
     if deployment.profile == "gpu":
-        return _gpu_steps(deployment, facts)
+        return _gpu_steps(deployment, facts, folder)
     if is_huggingface(deployment.checkpoint):
         return _export_steps(deployment)
     weights = deployment.pools.text.weights
@@ -153,15 +154,15 @@ def _steps(deployment: Deployment, facts: Checkpoint) -> list[_Step]:
     ]
 
 
-def _gpu_steps(deployment: Deployment, facts: Checkpoint) -> list[_Step]:
-    """Those of a Hugging Face folder for TensorRT and TensorRT-LLM."""
+def _gpu_steps(deployment: Deployment, facts: Checkpoint, folder: Path) -> list[_Step]:
+    """Those of a Hugging Face folder for TensorRT and TensorRT-LLM; what TensorRT has timed is kept between builds."""
     checkpoint, vision = deployment.checkpoint, deployment.pools.vision
     if not is_huggingface(checkpoint):
         raise BuildError(f"checkpoint {checkpoint} is no Hugging Face folder with .safetensors: profile gpu needs one")
     files = frozenset({"code", "libraries", *(f"checkpoint/{path.name}" for path in source_files(checkpoint))})
     package = "build_engines.gpu_steps"
     tokenizer = "build_engines.huggingface.tokenizer:build_tokenizer"
-    options = (precision_of(facts, vision), as_json(profiles_of(facts, vision)))
+    options = (precision_of(facts, vision), as_json(profiles_of(facts, vision)), str(folder / TIMING_CACHE))
     return [
         _Step("LLM", "llm", f"{package}:link_checkpoint", checkpoint, files),
         _Step("tokenizer", "tokenizer.json", tokenizer, checkpoint, files),

@@ -22,22 +22,23 @@ def link_checkpoint(checkpoint: Path, output: Path) -> None:
             (output / source.name).symlink_to(file)
 
 
-def build_vision_plan(checkpoint: Path, output: Path, precision: str, profiles: str) -> None:
+def build_vision_plan(checkpoint: Path, output: Path, precision: str, profiles: str, timing_cache: str) -> None:
     """Export the tower in `precision` (f32, f16, bf16) and build its TensorRT plan into `output`.
 
-    `profiles` are its optimisation profiles, as `tensorrt_plan.as_json` has them.
+    `profiles` are its optimisation profiles, as `tensorrt_plan.as_json` has them; `timing_cache` is the file of what
+    TensorRT has timed in earlier builds, whichever they were of.
 
     Raises:
         BuildError: PyTorch and ONNX disagree, or TensorRT is not there, can't parse or can't build it.
     """
     # both of the extra [export], and heavy
     from build_engines.huggingface.towers import build_tower  # noqa: PLC0415
-    from build_engines.tensorrt_plan import PLAN, TIMING_CACHE, from_json, import_tensorrt, serialize  # noqa: PLC0415
+    from build_engines.tensorrt_plan import PLAN, from_json, import_tensorrt, serialize  # noqa: PLC0415
 
     tensorrt = import_tensorrt()  # before minutes of export
     build_tower(checkpoint, output, precision)
     onnx = output / "model.onnx"
-    plan = serialize(tensorrt, onnx, from_json(profiles), timing_cache=output / TIMING_CACHE)
+    plan = serialize(tensorrt, onnx, from_json(profiles), timing_cache=Path(timing_cache))
     (output / PLAN).write_bytes(plan)
     onnx.unlink()
     onnx.with_suffix(".onnx.data").unlink(missing_ok=True)

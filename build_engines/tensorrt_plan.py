@@ -15,7 +15,7 @@ from typing import Any
 from build_engines.errors import BuildError
 
 PLAN = "model.plan"
-TIMING_CACHE = "timing.cache"
+TIMING_CACHE = ".tensorrt-timing.cache"
 log = logging.getLogger(__name__)
 
 Shape = tuple[int, ...]
@@ -110,7 +110,9 @@ def serialize(
     if plan is None:
         raise BuildError(f"TensorRT can't build {onnx.name}: {logger.last or 'it does not say why'}")
     if cache is not None and timing_cache is not None:
-        timing_cache.write_bytes(bytes(config.get_timing_cache().serialize()))
+        unfinished = timing_cache.with_name(f"{timing_cache.name}.part")
+        unfinished.write_bytes(bytes(config.get_timing_cache().serialize()))
+        unfinished.replace(timing_cache)
     return bytes(plan)
 
 
@@ -131,11 +133,16 @@ def _profile(builder: Any, network: Any, profile: Profile) -> Any:
 
 
 def _load_timing_cache(config: Any, path: Path | None) -> Any:
-    """None without a path: TensorRT-RTX asks for a GPU as soon as it is given one."""
+    """None without a path: TensorRT-RTX asks for a GPU as soon as it is given one.
+
+    One of another version of TensorRT or kind of GPU is not taken; then a new one takes its place.
+    """
     if path is None:
         return None
     cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-    config.set_timing_cache(cache, ignore_mismatch=False)
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, ignore_mismatch=False)
     return cache
 
 

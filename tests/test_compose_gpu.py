@@ -14,7 +14,7 @@ from build_engines.compose import MODELS, compose_repository, read_config
 from build_engines.errors import BuildError
 from build_engines.gpu_steps import link_checkpoint
 from build_engines.llm_trtllm import MODEL_YAML
-from build_engines.tensorrt_plan import from_json
+from build_engines.tensorrt_plan import TIMING_CACHE, from_json
 from build_engines.warmup import add_warmup
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import load_deployment, parse_deployment
@@ -123,8 +123,9 @@ def test_a_build_for_gpus_makes_a_plan_links_the_llm_and_writes_model_yaml(
     path = write_deployment(tmp_path, profile="gpu", pools={"vision": {"batch_size": 4, "profile_batches": [1, 4]}})
     build(path, output)
     assert sorted(call for call in steps.calls if call != "checkpoint.json") == ["llm", "tokenizer.json", "vision"]
-    precision, profiles = steps.options["vision"]
+    precision, profiles, timing_cache = steps.options["vision"]
     assert precision == "f16"
+    assert timing_cache == str(output.parent / TIMING_CACHE), "beside the builds: it outlives this one"
     counts = [[shape[0] for shape in profile.shapes["tiles"]] for profile in from_json(profiles)]
     assert counts == [[1, 1, 1], [2, 4, 4]]
     assert (output / "artifacts" / MODEL_YAML).is_file()

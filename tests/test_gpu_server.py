@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import urllib3
 
-from build_engines.compose import compose_repository
+from build_engines.compose import compose_repository, read_config, write_config
 from build_engines.llm_trtllm import write_model_yaml
 from build_engines.warmup import add_warmup
+from client import VlmClient
 from client.serving.ports import Ports
 from client.serving.process import TritonProcess
 from client.serving.runtime import find_runtime
+from client.serving.server import Endpoints, Server
 from python_backends.checkpoint import load_checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, parse_deployment
 from python_backends.engines.vision_stage import EncodeStage
@@ -88,7 +90,15 @@ def test_every_configuration_is_read(models: dict[str, dict[str, Any]]) -> None:
     assert set(models) == {"vlm", "image_embedding", "image_decode", "vision_encoder", "llm_decoder_0"}
     for model in models.values():
         assert "text-format" not in model.get("reason", ""), "Triton's words for a configuration that it can't parse"
-    assert models["vlm"]["state"] == "READY"
+
+
+@pytest.mark.server
+def test_the_router_says_where_its_pages_can_not_be(models: dict[str, dict[str, Any]]) -> None:
+    """On the GPU that vision and text share."""
+    assert models["vlm"]["state"] == "UNAVAILABLE"
+    reason = models["vlm"]["reason"]
+    assert re.search("cuda-python is not installed|the embedding pool can't use GPU 0", reason), reason
+    assert "or set cache.memory: host" in reason
 
 
 @pytest.mark.server
@@ -125,3 +135,52 @@ def test_a_stage_says_what_is_missing(output: Path, stage: Any) -> None:
     with pytest.raises(ServingError, match=f"a_stage: MissingRuntime: .*({MISSING})"):
         made.start()
     made.close()
+
+
+FAKE_CUDA = """import pytest as _pytest
+from tests.fakes import cuda as _cuda
+_cuda.install(_pytest.MonkeyPatch())
+"""
+FAKE_ENCODER = """from python_backends.workers.targets import ENCODE as _encode
+_encode["gpu"] = "tests.fakes.gpu_workers:Encoder"
+"""
+DECODER = ("TEXT[deployment.pools.text.device]", '"tests.fakes.gpu_workers:Decoder"')
+
+
+def output_on_a_fake_gpu(folder: Path) -> Path:
+    """The demo of profile gpu with pages in the memory of a fake GPU, around the engines of profile cpu."""
+    output = gpu_output(folder)
+    models = output / "model_repository"
+    for name, before in {"vlm": FAKE_CUDA, "vision_encoder": FAKE_ENCODER, "llm_decoder_0": ""}.items():
+        code = models / name / "1" / "model.py"
+        code.write_text(before + code.read_text().replace(*DECODER))
+    for stage in ("image_decode", "vision_encoder"):  # Triton has no GPU to put them on
+        shutil.rmtree(models / stage / "warmup", ignore_errors=True)
+        config = read_config(models / stage / "config.pbtxt")
+        del config.model_warmup[:], config.instance_group[0].gpus[:]
+        config.instance_group[0].kind = config.instance_group[0].KIND_CPU
+        write_config(config, models / stage)
+    deployment = Deployment.model_validate_json((output / "artifacts" / BUILT_FILE).read_text())
+    on_cpu = deployment.pools.preprocess.model_copy(update={"device": "cpu"})
+    pools = deployment.pools.model_copy(update={"preprocess": on_cpu})
+    (output / "artifacts" / BUILT_FILE).write_text(deployment.model_copy(update={"pools": pools}).model_dump_json())
+    return output
+
+
+@pytest.mark.server
+def test_answers_from_pages_on_a_gpu_are_those_of_pages_in_host_memory(tmp_path: Path, demo_server: Endpoints) -> None:
+    """Through the whole graph of the real tritonserver; asked twice, as the second time encodes nothing."""
+    pictures = sorted((Path(__file__).parents[1] / "docs" / "pictures").glob("*.png"))[:3]
+    asked = [("What is in the picture?", [picture]) for picture in pictures]
+    asked.append(("Which shapes are there?", pictures[:2]))
+
+    def answers(url: str) -> list[str]:
+        with VlmClient(url) as client:
+            return [
+                client.generate(question, images=images, max_tokens=12, temperature=0).text
+                for question, images in asked * 2
+            ]
+
+    expected = answers(demo_server.grpc)
+    with Server(output_on_a_fake_gpu(tmp_path), free_ports()) as server:
+        assert answers(server.endpoints.grpc) == expected
