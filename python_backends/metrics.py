@@ -66,6 +66,10 @@ PREFIX_QUERIES = Metric(
 PREFIX_HITS = Metric(
     "tvlm_prefix_cache_hits_total", "counter", ("replica",), "Of these, tokens whose KV was there already."
 )
+ENGINE_WAITING = Metric(
+    "tvlm_engine_waiting_sequences", "gauge", ("replica",), "Sequences in TensorRT-LLM's own queue, when it last told."
+)
+ENGINE_STEP = Metric("tvlm_engine_step_seconds", "gauge", ("replica",), "TensorRT-LLM's last iteration, likewise.")
 ENCODE_TOKENS = Metric("tvlm_encode_tokens", "gauge", (), "Visual tokens in encode now.")
 PREFILL_TOKENS = Metric(
     "tvlm_prefill_tokens", "gauge", ("replica",), "Prompt tokens with a replica, not yet prefilled."

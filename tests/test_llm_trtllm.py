@@ -227,7 +227,9 @@ def test_pages_on_its_gpu_reach_the_engine_without_leaving_it(
     (asked,) = trtllm.LLM.calls
     assert [image[:, 0].tolist() for image in asked.opened["images"]] == [[0, 1], [*range(2, 22)]]
     assert asked.opened["images"][0].dtype == np.float16
-    assert not engine._llm._outputs and not list(engine._api.SharedTensorContainer._given), "nothing is kept"
+    asked.inputs.clear()
+    trtllm.LLM.calls.clear()
+    assert not list(engine._api.SharedTensorContainer._given), "nothing else keeps it"
 
 
 def test_pages_that_are_another_image_s_by_now_are_refused(
@@ -346,6 +348,7 @@ def test_its_figures_reach_the_reports(engine: LlmEngine, as_text: bool) -> None
     assert sum(load.reused_tokens for load in heard.loads) == 96, "counted once"
     assert sum(load.prompt_tokens for load in heard.loads) == 3
     assert heard.loads[-1].kv_usage == 0, "nothing runs any more"
+    assert (heard.loads[-1].waiting, heard.loads[-1].step_s) == (2, pytest.approx(0.0125))
     stats = engine.handle("stats", [], {})[1]
     assert (stats["step_ms"], stats["gpu_mb"], stats["queued"], stats["running"]) == (12.5, 3, 2, 0)
 

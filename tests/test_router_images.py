@@ -109,6 +109,7 @@ def test_engine_s_figures_and_classes_become_metrics(artifacts: Path) -> None:
     assert counts.last("tvlm_kv_cache_usage_ratio", "0") == 0.25
     assert counts.values[("tvlm_prefix_cache_queries_total", "0")] == [6, 6]
     assert counts.values[("tvlm_prefix_cache_hits_total", "0")] == [2, 2]
+    assert (counts.last("tvlm_engine_waiting_sequences", "0"), counts.last("tvlm_engine_step_seconds", "0")) == (3, 0.5)
     assert counts.last("tvlm_waiting_requests", "image") == 0
 
 

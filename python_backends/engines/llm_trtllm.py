@@ -130,7 +130,8 @@ class LlmEngine(TextEngine[_Sequence]):
     def _load(self) -> EngineLoad:
         statistics = self._llm.statistics
         reused = max(0, statistics.reused_tokens - self._reused_so_far)
-        load = EngineLoad(statistics.kv_usage if self._sequences else 0.0, self._prompt_tokens, reused)
+        usage = statistics.kv_usage if self._sequences else 0.0
+        load = EngineLoad(usage, self._prompt_tokens, reused, statistics.queued, statistics.step_ms / 1e3)
         self._reused_so_far, self._prompt_tokens = statistics.reused_tokens, 0
         return load
 

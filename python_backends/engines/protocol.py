@@ -93,10 +93,12 @@ class EngineLoad:
     kv_usage: float  # share of the KV cache that running sequences hold, 0 to 1
     prompt_tokens: int = 0  # of the sequences that were submitted since the last report
     reused_tokens: int = 0  # of these, tokens whose KV was in the cache already
+    waiting: int = 0  # sequences in a queue of its own
+    step_s: float = 0.0  # its last step; 0: it does not tell
 
     def array(self) -> NDArray[np.float32]:
         """As a report carries it."""
-        return np.array([self.kv_usage, self.prompt_tokens, self.reused_tokens], np.float32)
+        return np.array([self.kv_usage, self.prompt_tokens, self.reused_tokens, self.waiting, self.step_s], np.float32)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class StepReport:
     tokens: NDArray[np.int32]  # [sum of token_counts]
     finish_reasons: NDArray[np.uint8]  # [n] Finish
     timing: NDArray[np.float32]  # [2n] queue and prefill in ms, with a sequence's first token; else 0
-    engine: NDArray[np.float32] = field(default_factory=lambda: _NONE)  # [3] see EngineLoad; [0] when it says nothing
+    engine: NDArray[np.float32] = field(default_factory=lambda: _NONE)  # [5] see EngineLoad; [0] when it says nothing
     error: str = ""  # why sequences of this report ended with Finish.ERROR
 
     @property
@@ -116,8 +118,8 @@ class StepReport:
         """The engine's figures; None in a heartbeat."""
         if not len(self.engine):
             return None
-        usage, prompt, reused = self.engine.tolist()
-        return EngineLoad(usage, int(prompt), int(reused))
+        usage, prompt, reused, waiting, step_s = self.engine.tolist()
+        return EngineLoad(usage, int(prompt), int(reused), int(waiting), step_s)
 
 
 NO_NEWS = StepReport(np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8), _NONE)

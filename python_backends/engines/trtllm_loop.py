@@ -108,7 +108,9 @@ class AsyncLlm:
                 call.inputs, sampling, streaming=True, disaggregated_params=call.disaggregated
             )
         self._outputs[request_id] = output
-        task = self._loop.create_task(self._follow(request_id, call, output))
+        task = self._loop.create_task(
+            self._follow(request_id, call.keep, output)
+        )  # and not the inputs, which may be large
         task.add_done_callback(lambda done: self._outputs.pop(request_id, None))
 
     def _abort(self, request_id: int) -> None:
@@ -116,14 +118,14 @@ class AsyncLlm:
         if output is not None:
             output.abort()
 
-    async def _follow(self, request_id: int, call: Call, output: Any) -> None:
+    async def _follow(self, request_id: int, keep: list[Any], output: Any) -> None:
         seen, finish = 0, Finish.RUNNING
         try:
             async for _ in output:
                 completion = output.outputs[0]
                 tokens, seen = list(completion.token_ids[seen:]), len(completion.token_ids)
                 finish = _finish_of(completion.finish_reason)
-                call.prefilled()  # nobody opens the handles any more
+                keep.clear()  # the prefill is done: nobody reads them any more
                 if tokens or finish is not Finish.RUNNING:
                     error = f"it ended with '{completion.finish_reason}'" if finish is Finish.ERROR else ""
                     self._tell(News(request_id, tokens, finish, error))

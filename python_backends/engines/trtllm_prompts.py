@@ -36,12 +36,7 @@ class Call:
     inputs: dict[str, Any]
     ids: list[int] | None = None  # what the input processor's tokenizer must answer; None: it is not asked
     disaggregated: Any = None  # DisaggregatedParams
-    keep: list[Any] = field(default_factory=list)  # tensors that handles point to; needed until the prefill is done
-
-    def prefilled(self) -> None:
-        """Let go of all tensors."""
-        self.keep.clear()
-        self.inputs.clear()
+    keep: list[Any] = field(default_factory=list)  # tensors that the engine reads until the prefill is done
 
 
 class KnownIds:

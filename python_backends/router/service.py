@@ -19,7 +19,7 @@ from python_backends.engines.protocol import EngineLoad, Submission
 from python_backends.errors import ServingError, StageGone, Status, cancelled, invalid, unavailable
 from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
-from python_backends.metrics import PREFIX_HITS, PREFIX_QUERIES, RETRIES, Metrics, Registry
+from python_backends.metrics import ENGINE_STEP, ENGINE_WAITING, PREFIX_HITS, PREFIX_QUERIES, RETRIES, Metrics, Registry
 from python_backends.router.answer import Answer, Client
 from python_backends.router.calls import with_retry
 from python_backends.router.channel import DecoderChannel, new_request_id
@@ -194,6 +194,9 @@ class Router:
         if load.prompt_tokens:
             self._metrics.record(PREFIX_QUERIES, load.prompt_tokens, replica=str(replica))
             self._metrics.record(PREFIX_HITS, load.reused_tokens, replica=str(replica))
+        if load.step_s:
+            self._metrics.record(ENGINE_WAITING, load.waiting, replica=str(replica))
+            self._metrics.record(ENGINE_STEP, load.step_s, replica=str(replica))
 
     def _shaped_by(self, artifacts: Path) -> bytes:
         """All beside an image's bytes that shapes its visual tokens, as far as it can change between builds."""

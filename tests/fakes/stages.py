@@ -130,7 +130,7 @@ class FakeStages:
                 np.array(tokens, np.int32),
                 np.array([finish], np.uint8),
                 np.array([0.5, 1.5], np.float32),
-                EngineLoad(kv_usage=0.25, prompt_tokens=6, reused_tokens=2).array(),
+                EngineLoad(kv_usage=0.25, prompt_tokens=6, reused_tokens=2, waiting=3, step_s=0.5).array(),
             )
         )
 
