@@ -30,6 +30,7 @@ from python_backends.engines.protocol import (
     submission_tensors,
 )
 from python_backends.engines.trtllm_api import load_api, sampling_arguments
+from python_backends.engines.trtllm_handover import Handover
 from python_backends.errors import untagged
 from python_backends.sampling import SamplingParams
 from python_backends.workers.targets import MissingRuntime
@@ -411,3 +412,24 @@ def test_calls_fit_the_signatures(package: str, monkeypatch: pytest.MonkeyPatch)
         mrope_position_ids_handle={}, mrope_position_deltas_handle={},
     )  # fmt: skip
     assert callable(api.SharedTensorContainer.from_tensor) and callable(api.SharedTensorContainer.dump_to_dict)
+
+
+@pytest.mark.parametrize("package", packages())
+def test_a_tensor_on_the_gpu_comes_back_as_itself(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the handles that TensorRT-LLM makes and opens in one process."""
+    if package == "real":
+        monkeypatch.undo()
+    module = importlib.import_module("tensorrt_llm._torch.shared_tensor")
+    monkeypatch.setattr(module, "SharedTensorContainer", module.SharedTensorContainer)  # put back afterwards
+    handover, keep = Handover.put_before(module), list[Any]()
+    torch = importlib.import_module("torch")
+    given = [torch.from_numpy(np.ones((3, 4), np.float16)).to(device) for device in ("cuda", torch.float16)]
+    with handover.keeping(keep):
+        params = importlib.import_module("tensorrt_llm.inputs.multimodal").MultimodalParams(
+            multimodal_data={"multimodal_embedding": given}
+        )
+        params.to_handle("multimodal_data")
+    params.to_tensor("multimodal_data")
+    on_gpu, in_host = params.multimodal_data["multimodal_embedding"]
+    assert on_gpu is given[0] and keep == [on_gpu]
+    assert not in_host.is_cuda and in_host.shape == (3, 4)

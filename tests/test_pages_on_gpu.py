@@ -247,7 +247,15 @@ def test_a_target_survives_its_way_and_names_each_row_once(pages: list[int], dat
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"pages": "1 x"}, {"pages": "-1"}, {"pages": ""}, {"page_rows": "0"}, {"page_rows": "33"}, {"page_rows": "x"}],
+    [
+        {"pages": "1 x"},
+        {"pages": "-1 1"},
+        {"pages": "1 134217728"},
+        {"pages": ""},
+        {"page_rows": "0"},
+        {"page_rows": "33"},
+        {"page_rows": "x"},
+    ],
 )
 def test_parameters_that_are_no_target_are_refused_by_name(wrong: dict[str, str]) -> None:
     with pytest.raises(ServingError, match=r"^page") as error:

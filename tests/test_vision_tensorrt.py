@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,20 @@ def test_rows_go_from_its_batches_into_pages(tmp_path: Path, monkeypatch: pytest
     router.worker.close()
     expected = np.append(np.repeat(np.arange(20), fake.TOKENS), 99)
     np.testing.assert_array_equal(written[order], np.repeat(expected[:, np.newaxis], fake.HIDDEN, axis=1))
+
+
+def test_a_worker_that_lost_its_gpu_ends_and_one_that_only_failed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor starts another, with a CUDA context that works; an error alone would come back for ever."""
+    worker = worker_in(tmp_path)
+    with pytest.raises(ValueError, match="unknown operation"):
+        worker.handle("sing", [tiles(1)], {})
+    assert means(worker, tiles(1)) == [[1]]
+    monkeypatch.setattr(fake.Cuda, "lost", True)
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit, match="1"):
+        worker.handle("encode", [tiles(1)], {})
 
 
 def test_tokens_of_an_earlier_batch_stay_what_they_were(tmp_path: Path) -> None:

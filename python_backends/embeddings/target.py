@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from python_backends.errors import invalid
 
 PAGE_TOKENS = 16  # of 196 or 729 visual tokens an image, 6 or 1 % is lost in last pages
+_MOST_PAGES = (1 << 31) // PAGE_TOKENS  # whose rows int32 counts
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ class PageTarget:
             target = cls(str(parameters["pool"]), pages, int(parameters["page_rows"]))
         except (KeyError, ValueError):
             raise invalid("pages", "must be numbers between spaces, beside page_rows and pool") from None
-        if not 0 < target.tokens <= len(pages) * PAGE_TOKENS or min(pages) < 0:
-            raise invalid("page_rows", f"{target.tokens} must be from 1 to {len(pages) * PAGE_TOKENS}, pages from 0 on")
+        if not 0 < target.tokens <= len(pages) * PAGE_TOKENS:
+            raise invalid("page_rows", f"{target.tokens} must be from 1 to {len(pages) * PAGE_TOKENS}")
+        if min(pages) < 0 or max(pages) >= _MOST_PAGES:
+            raise invalid("pages", f"{min(pages)} to {max(pages)} must be from 0 to {_MOST_PAGES - 1}")
         return target
 
     def rows(self) -> NDArray[np.int32]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.engines.tensorrt_engine import OUTPUT, Shape, TensorRtEngine
-from python_backends.engines.vision_on_gpu import Arrays, IntoPages
+from python_backends.engines.vision_on_gpu import Arrays, VisionOnGpu
 from python_backends.engines.vision_tensorrt import MODEL_FILE, import_runtime
 from python_backends.engines.vision_worker import PackedVision
 
@@ -69,7 +69,7 @@ class PatchEncoder:
         return self._torch.zeros((int(np.prod(largest)),), dtype=dtype, device="cuda")
 
 
-class PatchWorker(IntoPages, PackedVision):
+class PatchWorker(VisionOnGpu, PackedVision):
     """config besides: folder (artifacts of the vision tower).
 
     Raises MissingRuntime for what is not there: PyTorch, a GPU, TensorRT, a plan that loads.
@@ -77,17 +77,17 @@ class PatchWorker(IntoPages, PackedVision):
 
     def __init__(self, config: dict[str, Any]) -> None:
         torch, tensorrt = import_runtime()
-        IntoPages.__init__(self, torch)
+        VisionOnGpu.__init__(self, torch)
         PackedVision.__init__(self, config)
         self._encoder = PatchEncoder(Path(config["folder"]) / MODEL_FILE, torch, tensorrt)
         self._warm_up()  # the first run of a context allocates
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`encode` (see PackedVision) or `encode_into` (see IntoPages)."""
-        return self.into_pages(arrays, meta) if op == "encode_into" else super().handle(op, arrays, meta)
+        """`encode` (see PackedVision) or `encode_into` (see VisionOnGpu)."""
+        return self.on_gpu(op, arrays, meta, super().handle)
 
     def parts(self, arrays: Arrays) -> Iterator[Any]:
-        """See IntoPages; all in one."""
+        """See VisionOnGpu; all in one."""
         yield self._encoder.encode(*self._packed(arrays))
 
     def _encode(self, inputs: Mapping[str, NDArray[Any]], tokens: int) -> NDArray[np.float16]:

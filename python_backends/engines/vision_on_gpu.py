@@ -1,10 +1,12 @@
-"""Vision workers whose tower's rows are on a GPU: visual tokens go from there into pages of the embedding pool."""
+"""Vision workers whose tower is on a GPU: visual tokens go from there into pages of the embedding pool."""
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,13 @@ from python_backends.errors import ServingError, tagged
 from python_backends.media.packing import ROW_END
 
 Arrays = list[NDArray[Any]]
+Handle = Callable[[str, Arrays, dict[str, Any]], tuple[Arrays, dict[str, Any]]]
+
+log = logging.getLogger(__name__)
 
 
-class IntoPages(ABC):
-    """The operation `encode_into`, before a worker's own.
+class VisionOnGpu(ABC):
+    """The operation `encode_into`, beside a worker's `encode`; and the end of a process that has lost its GPU.
 
     Its arrays are those of `encode` after three others: of each visual token the row of the tower's that it is (int32,
     or ROW_END), and its place in the pool (int32), and the token at the end of a row (float16 [0 or 1, hidden]). It
@@ -29,8 +34,24 @@ class IntoPages(ABC):
         self._torch = torch
         self._pool = DevicePool(torch)
 
-    def into_pages(self, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """See the class."""
+    def on_gpu(self, op: str, arrays: Arrays, meta: dict[str, Any], encode: Handle) -> tuple[Arrays, dict[str, Any]]:
+        """Do `encode_into`, or what the worker's own `encode` does."""
+        try:
+            return self._into_pages(arrays, meta) if op == "encode_into" else encode(op, arrays, meta)
+        except Exception:
+            self._end_if_lost()
+            raise
+
+    def _end_if_lost(self) -> None:
+        """After an error of a kernel a CUDA context is good for nothing: a new process has a new one."""
+        try:
+            self._torch.cuda.synchronize()
+        except Exception:
+            log.exception("the CUDA context is lost: this worker ends")
+            logging.shutdown()
+            os._exit(1)
+
+    def _into_pages(self, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
         started = time.perf_counter()
         try:
             self._put(meta["pool"], arrays)

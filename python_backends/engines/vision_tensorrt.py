@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.engines.tensorrt_encoder import TensorRtEncoder
-from python_backends.engines.vision_on_gpu import Arrays, IntoPages
+from python_backends.engines.vision_on_gpu import Arrays, VisionOnGpu
 from python_backends.engines.vision_worker import BatchedVision
 from python_backends.workers.targets import require, require_cuda
 
@@ -26,7 +26,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
     return torch, require("tensorrt", "TensorRT", REMEDY)
 
 
-class VisionWorker(IntoPages, BatchedVision):
+class VisionWorker(VisionOnGpu, BatchedVision):
     """Encodes tiles in batches.
 
     config: folder (artifacts of the vision tower), graph_batches (sizes to run as CUDA graphs). Raises MissingRuntime
@@ -41,11 +41,11 @@ class VisionWorker(IntoPages, BatchedVision):
         self._batch_size = self._encoder.largest
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        """`encode` (see BatchedVision) or `encode_into` (see IntoPages)."""
-        return self.into_pages(arrays, meta) if op == "encode_into" else super().handle(op, arrays, meta)
+        """`encode` (see BatchedVision) or `encode_into` (see VisionOnGpu)."""
+        return self.on_gpu(op, arrays, meta, super().handle)
 
     def parts(self, arrays: Arrays) -> Iterator[Any]:
-        """See IntoPages."""
+        """See VisionOnGpu."""
         tiles, step = np.concatenate(arrays), self._batch_size
         for first in range(0, len(tiles), step):
             tokens = self._encoder.encode(tiles[first : first + step])

@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 
 from python_backends.embeddings.on_gpu import DevicePool
 from python_backends.engines import llm_openvino, vision_openvino
-from python_backends.engines.vision_on_gpu import IntoPages
+from python_backends.engines.vision_on_gpu import VisionOnGpu
 from tests.fakes import cuda, torch_cpu
 
 Arrays = list[NDArray[Any]]
 
 
-class Encoder(IntoPages, vision_openvino.VisionWorker):
+class Encoder(VisionOnGpu, vision_openvino.VisionWorker):
     """Its rows are "on the GPU" when OpenVINO has made them."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         cuda.install(pytest.MonkeyPatch())
-        IntoPages.__init__(self, torch_cpu)
+        VisionOnGpu.__init__(self, torch_cpu)
         vision_openvino.VisionWorker.__init__(self, config)
 
     def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        return self.into_pages(arrays, meta) if op == "encode_into" else super().handle(op, arrays, meta)
+        return self.on_gpu(op, arrays, meta, super().handle)
 
     def parts(self, arrays: Arrays) -> Iterator[Any]:
         tiles, step = np.concatenate(arrays), self._batch_size

@@ -64,10 +64,11 @@ class Tensor:
         return self.values
 
 
-class _Cuda:
+class Cuda:
     """`torch.cuda`."""
 
     capturing: list[Any] | None = None
+    lost = False  # a kernel has failed: nothing works any more
 
     def __init__(self) -> None:
         self.CUDAGraph = _Graph
@@ -75,6 +76,11 @@ class _Cuda:
     @staticmethod
     def is_available() -> bool:
         return True
+
+    @classmethod
+    def synchronize(cls) -> None:
+        if cls.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     @staticmethod
     def Stream() -> Any:
@@ -92,9 +98,9 @@ class _Cuda:
     @staticmethod
     @contextmanager
     def graph(graph: _Graph, stream: Any) -> Iterator[None]:
-        _Cuda.capturing = graph.kernels
+        Cuda.capturing = graph.kernels
         yield
-        _Cuda.capturing = None
+        Cuda.capturing = None
 
 
 class _Graph:
@@ -133,6 +139,8 @@ class _Context:
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
+        if Cuda.lost:
+            return False
         tensors, shapes = dict(self._tensors), dict(self._shapes)
         assert set(shapes) == set(tensors) - {"visual_tokens"}, "an input without a shape"
 
@@ -146,8 +154,8 @@ class _Context:
             output[: len(rows)] = rows.reshape(-1, *[1] * (output.ndim - 1))
 
         batch = shapes["tiles" if "tiles" in shapes else "patches"][0]
-        if _Cuda.capturing is not None:
-            _Cuda.capturing.append(kernel)
+        if Cuda.capturing is not None:
+            Cuda.capturing.append(kernel)
         else:
             RUNS.append((self._profile, batch))
             kernel()
@@ -226,7 +234,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the fakes in the places of `tensorrt` and `torch`."""
     torch = ModuleType("torch")
     vars(torch).update(
-        cuda=_Cuda(), zeros=_zeros, from_numpy=Tensor, as_tensor=_as_tensor,
+        cuda=Cuda(), zeros=_zeros, from_numpy=Tensor, as_tensor=_as_tensor,
         uint8=np.uint8, int32=np.int32, float16=np.float16, float32=np.float32, bfloat16=np.float32,
     )  # fmt: skip
     package = ModuleType("tensorrt")
@@ -234,3 +242,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "tensorrt", package)
     RUNS.clear()
+    monkeypatch.setattr(Cuda, "lost", False)

@@ -65,6 +65,10 @@ class cuda:
     available = True
 
     @staticmethod
+    def synchronize() -> None:
+        pass
+
+    @staticmethod
     def current_stream() -> Any:
         return SimpleNamespace(synchronize=lambda: None)
 

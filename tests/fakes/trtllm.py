@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from tests.fakes import torch_cpu
 BREAKS, STALLS, TIMES_OUT, ENDS_SILENTLY = SEEDS = (101, 102, 103, 104)
 IMAGE_TOKEN = 7  # id of the placeholder in a prompt
 OUT_OF_VOCABULARY = 1000  # ids from here on stand for rows of embeddings
+HANDLE = {"method_key", "tensor_size", "storage_handle", "manager_handle"}  # keys of one
 
 
 @dataclass(kw_only=True)
@@ -75,11 +76,12 @@ class SharedTensorContainer:
 
     def dump_to_dict(self) -> dict[str, Any]:
         self._tensors[id(self._tensor)] = self._tensor
-        return {"tensor_size": list(self._tensor.shape), "key": id(self._tensor)}
+        size = list(self._tensor.shape)
+        return {"method_key": 2, "tensor_size": size, "storage_handle": id(self._tensor), "manager_handle": ""}
 
     @classmethod
     def from_dict(cls, handle: dict[str, Any]) -> SharedTensorContainer:
-        return cls(cls._tensors[handle["key"]])
+        return cls(cls._tensors[handle["storage_handle"]])
 
     def get_local_view(self) -> Any:
         assert not self._tensor.is_cuda, "CUDA error: a handle can't be opened by the process that made it"
@@ -87,16 +89,41 @@ class SharedTensorContainer:
 
 
 def open_handle(handle: dict[str, Any]) -> np.ndarray:
-    """As the engine does, through whatever class is in the package by then."""
-    container = sys.modules["tensorrt_llm._torch.shared_tensor"].SharedTensorContainer
-    return np.array(container.from_dict(handle).get_local_view().values)
+    """As the engine does."""
+    return np.array(_container().from_dict(handle).get_local_view().values)
 
 
-def make_handle(tensor: Any) -> dict[str, Any]:
-    """As the LLM API does of embeddings that it is given."""
-    container = sys.modules["tensorrt_llm._torch.shared_tensor"].SharedTensorContainer
-    handle: dict[str, Any] = container.from_tensor(tensor).dump_to_dict()
-    return handle
+def _container() -> Any:
+    """Whatever class is in the package by then."""
+    return sys.modules["tensorrt_llm._torch.shared_tensor"].SharedTensorContainer
+
+
+@dataclass
+class MultimodalParams:
+    """Makes handles of tensors and tensors of handles, which it tells from other mappings by their keys."""
+
+    multimodal_data: Any
+
+    def to_handle(self, element: str) -> None:
+        self._change(
+            lambda one: isinstance(one, torch_cpu.Tensor), lambda one: _container().from_tensor(one).dump_to_dict()
+        )
+
+    def to_tensor(self, element: str) -> None:
+        self._change(
+            lambda one: isinstance(one, dict) and one.keys() >= HANDLE,
+            lambda one: _container().from_dict(one).get_local_view(),
+        )
+
+    def _change(self, fits: Callable[[Any], bool], change: Callable[[Any], Any]) -> None:
+        def each(data: Any) -> Any:
+            if fits(data):
+                return change(data)
+            if isinstance(data, list):
+                return [each(one) for one in data]
+            return {name: each(one) for name, one in data.items()} if isinstance(data, dict) else data
+
+        self.multimodal_data = each(self.multimodal_data)
 
 
 class _InputProcessor:
@@ -219,8 +246,10 @@ class LLM:
             prompt, extra = self.input_processor.attach_multimodal_embeddings(
                 inputs, inputs["multi_modal_embeddings"], sampling_params
             )
-            given = [make_handle(image) for image in extra["multimodal_data"]["multimodal_embedding"]]
-            opened["images"] = [open_handle(handle) for handle in given]
+            params = MultimodalParams(extra["multimodal_data"])
+            params.to_handle("multimodal_data")
+            params.to_tensor("multimodal_data")
+            opened["images"] = [np.array(image.values) for image in params.multimodal_data["multimodal_embedding"]]
         if len(prompt) > 900:
             raise ValueError(f"The sum of prompt length ({len(prompt)}) should not exceed max_num_tokens (900)")
 
@@ -256,7 +285,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(parameters).update(DisaggregatedParams=DisaggregatedParams)
     shared_tensor = ModuleType("tensorrt_llm._torch.shared_tensor")
     vars(shared_tensor).update(SharedTensorContainer=SharedTensorContainer)
-    for module in (package, parameters, shared_tensor, ModuleType("tensorrt_llm._torch")):
+    multimodal = ModuleType("tensorrt_llm.inputs.multimodal")
+    vars(multimodal).update(MultimodalParams=MultimodalParams)
+    rooms = [ModuleType(f"tensorrt_llm.{name}") for name in ("_torch", "inputs")]
+    for module in (package, parameters, shared_tensor, multimodal, *rooms):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(sys.modules, "torch", torch_cpu)
     monkeypatch.setattr(LLM, "calls", [])
