@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from python_backends.embeddings.pool import PAGE_TOKENS, EmbeddingPool
+from python_backends.embeddings.pool import EmbeddingPool
 from python_backends.embeddings.region import GENERATION, NO_PAGES, PAGE, ROWS, PoolReader
+from python_backends.embeddings.target import PAGE_TOKENS
 from python_backends.errors import ServingError, Status
 
 HIDDEN = 8

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from python_backends.embeddings.pool import PAGE_TOKENS, EmbeddingPool
+from python_backends.embeddings.on_gpu import DevicePool
+from python_backends.embeddings.pool import EmbeddingPool
 from python_backends.embeddings.region import PoolReader
-from python_backends.engines.protocol import GRID, IMAGE_TOKENS
+from python_backends.embeddings.target import PAGE_TOKENS, PageTarget
+from python_backends.engines.protocol import GRID, IMAGE_TOKENS, VisualRows
 from python_backends.errors import ServingError, unavailable
 from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
@@ -19,6 +24,8 @@ from python_backends.media.tiling import PatchGrid
 from python_backends.metrics import Metric, Metrics
 from python_backends.router.encoder import Encoder, Picture, Visual
 from python_backends.router.fan_out import FanOut
+from python_backends.router.stages import Embedding
+from tests.fakes import cuda, torch_cpu
 from tests.fakes.stages import BROKEN, HIDDEN, TOKENS, FakeStages, Hold, gif
 
 
@@ -60,13 +67,42 @@ def test_grids_of_pictures_that_keep_their_shape_go_to_the_llm() -> None:
     asyncio.run(main())
 
 
+class OnGpu(FakeStages):
+    """Stages whose encoder writes into the pages that it is told, also when it dies of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._device = DevicePool(torch_cpu)
+
+    def embed(self, image: bytes, alone: bool, target: PageTarget | None = None) -> Embedding:
+        if target is None:
+            return super().embed(image, alone)
+        self._write(target, -1)
+        made = super().embed(image, alone)
+        self._write(target, int(made.visual_tokens[0, 0]))
+        return replace(made, visual_tokens=made.visual_tokens[:0])
+
+    def _write(self, target: PageTarget, value: int) -> None:
+        rows = torch_cpu.Tensor(np.full((1, HIDDEN), value, np.float16), is_cuda=True)
+        self._device.put(target.pool, target.rows(), rows, np.zeros(target.tokens, np.int32))
+
+
+def read(visuals: VisualRows, count: int, gpu: bool) -> NDArray[np.float32]:
+    """As a decoder does."""
+    if gpu and len(visuals.pages):
+        return np.asarray(DevicePool(torch_cpu).take(visuals.pool, visuals.pages, count).values, np.float32)
+    target = np.zeros((count, HIDDEN), np.float32)
+    visuals.copy_to(target, np.arange(count), PoolReader())
+    return target
+
+
 async def nothing_held(pool: EmbeddingPool) -> None:
     while pool.usage.held:
         await asyncio.sleep(0.001)
 
 
-async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[int]) -> None:
-    stages, reader, metrics = FakeStages(), PoolReader(), Metrics(Nowhere())
+async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[int], gpu: bool) -> None:
+    stages, metrics = OnGpu() if gpu else FakeStages(), Metrics(Nowhere())
     calls = iter(range(1000))
 
     def die(number: int) -> None:
@@ -74,7 +110,7 @@ async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[in
             raise unavailable("vision_encoder: gone")
 
     stages.on_embed = die
-    pool = EmbeddingPool(pages * PAGE_TOKENS * HIDDEN * 2, HIDDEN, b"model")
+    pool = EmbeddingPool(pages * PAGE_TOKENS * HIDDEN * 2, HIDDEN, b"model", gpu=0 if gpu else None)
     encoder = Encoder(stages, 2, pool, metrics)
     fan_out = FanOut(encoder, ImageLimits(1 << 20, 1 << 20), Layout(8, TOKENS), 0, metrics)
 
@@ -84,8 +120,7 @@ async def live(requests: list[tuple[list[int], str]], pages: int, deaths: set[in
             for _ in range(2 if end == "submitted again" else 1):
                 await images.embed_again()
                 await asyncio.sleep(0)  # others may evict now
-                target = np.zeros((TOKENS * len(numbers), HIDDEN), np.float32)
-                images.rows().copy_to(target, np.arange(len(target)), reader)
+                target = read(images.rows(), TOKENS * len(numbers), gpu)
                 assert target[:, 0].tolist() == [float(number) for number in numbers for _ in range(TOKENS)]
                 images.release()
         finally:
@@ -162,8 +197,11 @@ def test_pictures_of_cancelled_requests_never_reach_the_stage() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(REQUESTS, st.integers(0, 4), st.sets(st.integers(0, 12), max_size=4))
+@given(REQUESTS, st.integers(0, 4), st.sets(st.integers(0, 12), max_size=4), st.booleans())
 def test_tokens_are_right_and_no_page_stays_held(
-    requests: list[tuple[list[int], str]], pages: int, deaths: set[int]
+    requests: list[tuple[list[int], str]], pages: int, deaths: set[int], gpu: bool
 ) -> None:
-    asyncio.run(live(requests, pages, deaths))
+    with pytest.MonkeyPatch.context() as patch:
+        cuda.install(patch)
+        patch.setattr(cuda.Device, "opens_own", True)  # encoder and decoder are in the router's process here
+        asyncio.run(live(requests, pages, deaths, gpu))

@@ -39,6 +39,7 @@ class Device:
     """What is on it."""
 
     count = 1
+    opens_own = False  # whether the process that allocated memory can open it
     free_bytes = 1 << 30
     allocated: ClassVar[dict[int, tuple[int, mmap.mmap]]] = {}  # address: descriptor, mapping
     opened: ClassVar[dict[int, mmap.mmap]] = {}  # address: mapping
@@ -68,7 +69,7 @@ def cudaIpcGetMemHandle(pointer: int) -> tuple[cudaError_t, cudaIpcMemHandle_t]:
 
 def cudaIpcOpenMemHandle(handle: cudaIpcMemHandle_t, flags: int) -> tuple[cudaError_t, int | None]:
     process, _, number = handle.reserved.rstrip(b"\0").decode().partition("/")
-    if int(process) == os.getpid():
+    if int(process) == os.getpid() and not Device.opens_own:
         return cudaError_t.cudaErrorInvalidResourceHandle, None
     try:
         fd = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
