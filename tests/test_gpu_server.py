@@ -142,7 +142,7 @@ from tests.fakes import cuda as _cuda
 _cuda.install(_pytest.MonkeyPatch())
 """
 FAKE_ENCODER = """from python_backends.workers.targets import ENCODE as _encode
-_encode["gpu"] = "tests.fakes.gpu_workers:Encoder"
+_encode["gpu"] = "tests.fakes.gpu_workers:PagesOnly"
 """
 DECODER = ("TEXT[deployment.pools.text.device]", '"tests.fakes.gpu_workers:Decoder"')
 

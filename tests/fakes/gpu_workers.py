@@ -35,6 +35,14 @@ class Encoder(VisionOnGpu, vision_openvino.VisionWorker):
             yield torch_cpu.Tensor(rows.reshape(-1, rows.shape[-1]), is_cuda=True)
 
 
+class PagesOnly(Encoder):
+    """Hands no visual tokens out."""
+
+    def handle(self, op: str, arrays: Arrays, meta: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        assert op == "encode_into"
+        return super().handle(op, arrays, meta)
+
+
 class Decoder(llm_openvino.LlmEngine):
     """Takes its visual tokens from the GPU; a prompt that has none there fails."""
 
