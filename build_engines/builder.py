@@ -13,9 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_engines.adapter_files import ADAPTER_FILES
 from build_engines.chat_template import read_chat_template
 from build_engines.errors import BuildError
-from build_engines.facts import CHAT_TEMPLATE, CONFIG, VISION_MODEL, is_huggingface, read_facts, source_files
+from build_engines.facts import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    VISION_MODEL,
+    has_adapter,
+    is_huggingface,
+    read_facts,
+    source_files,
+)
 from build_engines.fingerprint import Record, current_inputs, files_of, is_complete, read_record
 from build_engines.gguf_wheel import locate_gguf
 from build_engines.isolated import run_isolated
@@ -146,9 +155,11 @@ def _steps(deployment: Deployment, facts: Checkpoint, folder: Path) -> list[_Ste
         )
     gguf = locate_gguf()
     llm = frozenset({"llm", "code", "libraries"})
+    adapted = llm | {f"checkpoint/{name}" for name in ADAPTER_FILES}
+    options = (str(deployment.checkpoint),) if has_adapter(deployment.checkpoint) else ()
     vision = frozenset({f"checkpoint/{CONFIG}", f"checkpoint/{VISION_MODEL}", "code", "libraries"})
     return [
-        _Step("LLM", "llm", "build_engines.llm_openvino:build_llm", gguf, llm),
+        _Step("LLM", "llm", "build_engines.llm_openvino:build_llm", gguf, adapted, options),
         _Step("tokenizer", "tokenizer.json", "build_engines.tokenizer:build_tokenizer", gguf, llm),
         _Step("vision tower", "vision", "build_engines.vision:build_vision", deployment.checkpoint, vision),
     ]

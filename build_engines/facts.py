@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from build_engines.adapter_files import ADAPTER_FILES
 from build_engines.errors import BuildError
 from build_engines.isolated import run_isolated
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
@@ -20,7 +21,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 VISION_MODEL = "vision.onnx"
-SERVED_FILES = (CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, VISION_MODEL)  # what a build reads of its own kind
+SERVED_FILES = (CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, VISION_MODEL)  # what a build needs of its own kind
 _SUFFIXES = (".json", ".jinja", ".model", ".safetensors")  # and of a Hugging Face folder
 _IN_EMBEDDINGS = ("llava", "llava_next", "llava_onevision")
 FAMILIES = {"cpu": _IN_EMBEDDINGS, "gpu": (*_IN_EMBEDDINGS, "qwen2_5_vl")}  # what can be served, by profile
@@ -35,10 +36,15 @@ def is_huggingface(checkpoint: Path) -> bool:
     return not (checkpoint / VISION_MODEL).is_file() and any(checkpoint.glob("*.safetensors"))
 
 
+def has_adapter(checkpoint: Path) -> bool:
+    """Whether the LLM of a checkpoint of this project's own has a LoRA adapter."""
+    return any((checkpoint / name).is_file() for name in ADAPTER_FILES)
+
+
 def source_files(checkpoint: Path) -> list[Path]:
     """Every file of the folder that a build reads, there or not."""
     if not is_huggingface(checkpoint):
-        return [checkpoint / name for name in SERVED_FILES]
+        return [checkpoint / name for name in (*SERVED_FILES, *ADAPTER_FILES)]
     return sorted(path for path in checkpoint.iterdir() if path.suffix in _SUFFIXES and path.is_file())
 
 

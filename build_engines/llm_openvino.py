@@ -20,29 +20,33 @@ from openvino import opset13 as ops
 
 from build_engines.errors import BuildError
 from build_engines.gguf_minimums import restore_minimums
+from build_engines.lora import Lora, add_lora, read_lora
 
 _TOKENIZER_FILES = [f"openvino_{part}.{suffix}" for part in ("tokenizer", "detokenizer") for suffix in ("xml", "bin")]
 
 
-def build_llm(gguf: Path, output: Path) -> None:
+def build_llm(gguf: Path, output: Path, adapter: str = "") -> None:
     """Write everything that `ContinuousBatchingPipeline(output, ...)` needs to take embeddings [1, tokens, hidden].
 
+    `adapter` is a folder with a LoRA adapter: embeddings then have one channel more (see `lora`).
+
     Raises:
-        BuildError: GenAI can't read the file, or its graph is not the one known here.
+        BuildError: GenAI can't read the file, its graph is not the one known here, or the adapter is not for it.
     """
+    lora = read_lora(Path(adapter)) if adapter else None
     output.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         model = _read_gguf(gguf, Path(scratch))
         restore_minimums(model, gguf)
-        write_llm(model, Path(scratch), output)
+        write_llm(model, Path(scratch), output, lora)
 
 
-def write_llm(model: Any, tokenizers: Path, output: Path) -> None:
+def write_llm(model: Any, tokenizers: Path, output: Path, lora: Lora | None = None) -> None:
     """Write a graph that takes token ids to the folder `output` as one that takes embeddings.
 
     `tokenizers` is a folder with OpenVINO's tokenizer and detokenizer (BuildError: the graph is not as known here).
     """
-    hidden_size = _split_embedding(model, output)
+    hidden_size = _split_embedding(model, output, lora)
     for name in _TOKENIZER_FILES:  # unused for embeddings, but GenAI refuses a folder without them
         shutil.copyfile(tokenizers / name, output / name)
     _save(_no_vision(), output / "openvino_vision_embeddings_model.xml")
@@ -60,8 +64,8 @@ def _read_gguf(gguf: Path, scratch: Path) -> Any:
     return ov.Core().read_model(scratch / "openvino_model.xml")
 
 
-def _split_embedding(model: Any, output: Path) -> int:
-    """Save the two halves of `model`, cut at the embedding lookup; returns the hidden size."""
+def _split_embedding(model: Any, output: Path, lora: Lora | None) -> int:
+    """Save the two halves of `model`, cut at the embedding lookup, one with the adapter; returns the hidden size."""
     ids = model.input("input_ids").get_node()
     consumers = [target.get_node() for target in ids.output(0).get_target_inputs()]
     shapes = [node for node in consumers if node.get_type_name() == "ShapeOf"]
@@ -69,16 +73,24 @@ def _split_embedding(model: Any, output: Path) -> int:
     if len(casts) != 1 or len(shapes) + 1 != len(consumers):
         raise BuildError("the LLM's graph has an unknown form at `input_ids`: install the pinned openvino-genai")
     (lookup,) = (target.get_node() for target in casts[0].output(0).get_target_inputs())
-    _save(_text_embeddings(lookup), output / "openvino_text_embeddings_model.xml")
+    gated = lora is not None
+    _save(_text_embeddings(lookup, gated), output / "openvino_text_embeddings_model.xml")
 
     hidden_size = int(lookup.output(0).get_partial_shape()[2].get_length())
-    embeds = _parameter("inputs_embeds", [-1, -1, hidden_size], ov.Type.f32)
+    embeds = _parameter("inputs_embeds", [-1, -1, hidden_size + gated], ov.Type.f32)
     zero = ops.constant(0, dtype=np.int64)
     # the rest of the graph asks the ids for [batch, tokens]
     batch_and_tokens = ops.gather(ops.shape_of(embeds, "i64"), ops.constant([0, 1], dtype=np.int64), zero)
     for shape in shapes:
         _redirect(shape, batch_and_tokens)
-    _redirect(lookup, embeds)
+    if lora is None:
+        _redirect(lookup, embeds)
+    else:
+        lengths = ops.constant([hidden_size, 1], dtype=np.int64)
+        rows, gate = ops.variadic_split(embeds, ops.constant(2, dtype=np.int64), lengths).outputs()
+        for target in list(lookup.output(0).get_target_inputs()):
+            target.replace_source_output(rows)
+        add_lora(model, lora, gate)
     model.add_parameters([embeds])
     model.remove_parameter(ids)
     model.validate_nodes_and_infer_types()
@@ -86,11 +98,13 @@ def _split_embedding(model: Any, output: Path) -> int:
     return hidden_size
 
 
-def _text_embeddings(lookup: Any) -> Any:
-    """Token ids int64 [batch, tokens] to float32 [batch, tokens, hidden], over the table of `lookup`."""
+def _text_embeddings(lookup: Any, gated: bool) -> Any:
+    """Token ids int64 [batch, tokens] to float32 [batch, tokens, hidden], over the table of `lookup`; a gate is 0."""
     ids = _parameter("input_ids", [-1, -1], ov.Type.i64)
     table, _, axis = lookup.input_values()
     rows = ops.gather(table, ops.convert(ids, "i32"), axis)
+    if gated:
+        rows = ops.pad(rows, [0, 0, 0], [0, 0, 1], "constant", np.float32(0))
     rows.output(0).set_names({"inputs_embeds"})
     return ov.Model([rows], [ids], "text_embeddings")
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from build_engines import BuildError, build, builder, facts, is_stale
+from build_engines.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from build_engines.chat_template import read_chat_template
 from build_engines.compose import ENSEMBLES, MODELS, read_config
 from build_engines.gguf_wheel import locate_gguf
@@ -180,6 +181,21 @@ def test_unchanged_artifacts_are_taken_over(tmp_path: Path, deployment: Path, ou
     assert steps.calls == ["vision"]
     assert result.reused == ("llm", "tokenizer.json")
     assert not is_stale(deployment, output)
+
+
+def test_a_lora_adapter_goes_into_the_llm_and_into_nothing_else(
+    deployment: Path, checkpoint: Path, output: Path, steps: FakeSteps
+) -> None:
+    build(deployment, output)
+    assert steps.options["llm"] == ()
+    steps.calls.clear()
+    (checkpoint / ADAPTER_CONFIG).write_text("{}")
+    (checkpoint / ADAPTER_WEIGHTS).write_bytes(b"trained")
+    assert build(deployment, output).reused == ("tokenizer.json", "vision")
+    assert steps.options["llm"] == (str(checkpoint),)
+    (checkpoint / ADAPTER_WEIGHTS).write_bytes(b"trained further")
+    build(deployment, output)
+    assert steps.calls == ["llm", "llm"]
 
 
 def test_a_build_that_fails_leaves_the_one_before(
@@ -365,3 +381,8 @@ def test_a_step_in_its_own_process_reports_its_error(tmp_path: Path, checkpoint:
         run_isolated("build_engines.vision:build_vision", checkpoint, tmp_path / "vision")
     with pytest.raises(BuildError, match=r"build_nothing failed with exit status 1: AttributeError"):
         run_isolated("build_engines.vision:build_nothing", checkpoint, tmp_path / "vision")
+    (checkpoint / ADAPTER_WEIGHTS).write_bytes(b"half an adapter")
+    with pytest.raises(
+        BuildError, match=rf"{ADAPTER_CONFIG}: not the configuration of a LoRA adapter as PEFT writes it"
+    ):
+        run_isolated("build_engines.llm_openvino:build_llm", locate_gguf(), tmp_path / "llm", str(checkpoint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,11 @@ def test_what_is_told_of_images_arrives_with_their_sequence() -> None:
     assert [row.astype("<i4").tobytes() for row in told[:, HASH]] == keys
 
 
+def test_how_much_of_a_prompt_is_an_answer_already_arrives_with_its_sequence() -> None:
+    there = arrived([submission(1, [4], False), replace(submission(2, [2], False), answered=3)])
+    assert [s.answered for s in there] == [0, 3]
+
+
 SUBMISSIONS = st.lists(st.tuples(st.lists(st.integers(1, 9), max_size=3), st.booleans()), min_size=1, max_size=6).map(
     lambda drawn: [submission(n + 1, images, paged) for n, (images, paged) in enumerate(drawn)]
 )
@@ -94,6 +100,9 @@ def test_every_sequence_gets_its_own_visual_tokens(submissions: list[Submission]
         ({"pages": np.zeros((1, 2), np.int64)}, "pages: rows must have 3 elements"),
         ({"visual_tokens": np.zeros((3, WIDTH), np.float16)}, "visual_tokens: 3 rows for 2 places in tokens"),
         ({"token_counts": np.array([1, 2], np.int32)}, "token_counts: must be positive, and add up to the"),
+        ({"answered": np.array([1], np.int32)}, "answered: must have one element a sequence"),
+        ({"answered": np.array([0, -1], np.int32)}, "answered: must have one element a sequence"),
+        ({"answered": np.array([6, 0], np.int32)}, "answered: must have one element a sequence"),
     ],
 )
 def test_tensors_that_do_not_fit_together_are_refused(change: dict[str, Any], sentence: str) -> None:

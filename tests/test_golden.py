@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,19 @@ class Engine:
         self.worker = SupervisedWorker(spec, on_event=self._reports.put)
         self.worker.start()
 
-    def greedy(self, question: str, visual: list[NDArray[np.float16]]) -> list[int]:
+    def greedy(self, question: str, visual: list[NDArray[np.float16]], so_far: Sequence[int] = ()) -> list[int]:
+        """The answer's tokens, of one that has these already."""
         content = [{"type": "image"}] * len(visual) + [{"type": "text", "text": question}]
         prompt = self.prompts.build([{"role": "user", "content": content}])
         rows = np.concatenate(visual) if visual else np.zeros((0, self.checkpoint.hidden_size), np.float16)
-        tokens = prompt.with_visual_tokens([len(v) for v in visual])
-        tensors = submission_tensors([Submission(1, tokens, VisualRows(rows), SamplingParams(max_tokens=TOKENS))])
-        sampling = [text.decode() for text in tensors.pop("sampling").tolist()]
-        reply = self.worker.call("submit", list(tensors.values()), {"names": list(tensors), "sampling": sampling})
+        tokens = np.append(prompt.with_visual_tokens([len(v) for v in visual]), np.array(so_far, np.int32))
+        sampling = SamplingParams(max_tokens=TOKENS - len(so_far))
+        submission = Submission(1, tokens, VisualRows(rows), sampling, answered=len(so_far))
+        tensors = submission_tensors([submission])
+        texts = [text.decode() for text in tensors.pop("sampling").tolist()]
+        reply = self.worker.call("submit", list(tensors.values()), {"names": list(tensors), "sampling": texts})
         assert not reply.meta["refused"]
-        answer: list[int] = []
+        answer = list(so_far)
         while True:
             report = self._reports.get(timeout=60)
             answer += report.tokens.tolist()
@@ -100,6 +103,18 @@ def test_greedy_tokens_about_pictures_are_the_references(
     engine: Engine, visual_tokens: dict[str, NDArray[np.float16]]
 ) -> None:
     check_greedy(engine, [golden for golden in GOLDENS if golden["pictures"]], visual_tokens)
+
+
+def test_answer_that_goes_on_in_another_engine_is_the_undisturbed_one(
+    engine: Engine, visual_tokens: dict[str, NDArray[np.float16]]
+) -> None:
+    """What is generated is not adapted, neither when it comes back in a prompt."""
+    asked = [golden for golden in GOLDENS if len(golden["pictures"]) == 2]
+    for golden in asked:
+        visual = [visual_tokens[name] for name in golden["pictures"]]
+        whole = engine.greedy(golden["question"], visual)
+        assert engine.greedy(golden["question"], visual, whole[:2]) == whole
+    assert asked
 
 
 def check_greedy(engine: Engine, goldens: list[dict[str, Any]], visual: dict[str, NDArray[np.float16]]) -> None:

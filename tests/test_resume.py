@@ -66,6 +66,7 @@ def test_stream_over_deaths_is_the_undisturbed_stream(
     for death in [*deaths, None]:  # each run dies after so many tokens, the last one does not
         run = resumption.next_submission(client, NO_VISUALS)
         assert run.request_id not in ids
+        assert run.answered == len(run.tokens) - len(PROMPT), "a replayed one begins with its prompt again"
         ids.add(run.request_id)
         for news in batches(engine(run, 12)[:death], sizes):
             fresh = resumption.new(news)

@@ -1,4 +1,4 @@
-"""Write a checkpoint folder: configuration, processor, chat template, safetensors and ONNX."""
+"""Write a checkpoint folder: configuration, processor, chat template, safetensors, ONNX and the LLM's adapter."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from build_engines.demo_checkpoint import model as demo
+from build_engines.demo_checkpoint.adapter import Adapter
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -56,7 +57,7 @@ PREPROCESSOR = {
 }
 
 
-def export_checkpoint(path: demo.VisionPath, output: Path) -> None:
+def export_checkpoint(path: demo.VisionPath, adapter: Adapter, output: Path) -> None:
     """Write every machine-read file of the checkpoint; weights are rounded to float16."""
     output.mkdir(parents=True, exist_ok=True)
     demo.llava_config().save_pretrained(str(output))
@@ -67,6 +68,7 @@ def export_checkpoint(path: demo.VisionPath, output: Path) -> None:
     (output / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     state = {f"model.{name}": value.half().contiguous() for name, value in path.state_dict().items()}
     save_file(state, str(output / demo.VISION_FILE), metadata={"format": "pt"})
+    adapter.save(output)
     # The graph is traced from the rounded weights, so both files hold the same numbers.
     rounded = demo.load_vision(output)
     write_onnx(rounded, output / "vision.onnx")

@@ -19,6 +19,8 @@ from transformers import (
 )
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
+from build_engines.adapter_files import ADAPTER_CONFIG
+from build_engines.demo_checkpoint.adapter import Adapter
 from build_engines.gguf_wheel import locate_gguf
 
 IMAGE_TOKEN = "<image>"
@@ -147,11 +149,13 @@ def load_vision(checkpoint_dir: Path) -> VisionPath:
 
 
 def load_reference(checkpoint_dir: Path) -> LlavaForConditionalGeneration:
-    """The whole model, float32, eval mode: LLM from the GGUF file, tower and connector from the checkpoint."""
+    """The whole model, float32, eval mode: LLM from the GGUF file, tower, connector and adapter from the checkpoint."""
     model = LlavaForConditionalGeneration(LlavaConfig.from_pretrained(str(checkpoint_dir)))
     vision = {name: value.float() for name, value in load_file(str(checkpoint_dir / VISION_FILE)).items()}
     model.load_state_dict(language_state() | vision)
     model.tie_weights()
+    if (checkpoint_dir / ADAPTER_CONFIG).is_file():
+        Adapter.load(model.model.language_model.layers, checkpoint_dir).follow(model, IMAGE_TOKEN_ID)
     return model.eval()
 
 

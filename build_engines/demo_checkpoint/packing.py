@@ -28,7 +28,8 @@ class Packed:
     positions: Tensor  # int64 [N, L]
     rows: list[int] = field(default_factory=list)  # for every answer token: its sequence,
     places: list[int] = field(default_factory=list)  # the place that predicts it,
-    targets: list[int] = field(default_factory=list)  # and its id
+    targets: list[int] = field(default_factory=list)  # its id,
+    begins: list[bool] = field(default_factory=list)  # and whether it is its answer's first
 
 
 class Language:
@@ -83,6 +84,7 @@ class Language:
                 packed.rows += [row] * len(answer)
                 packed.places += range(end + len(asked) - 1, end + size)
                 packed.targets += answer
+                packed.begins += [True] + [False] * (len(answer) - 1)
                 end += size
             pieces.append(prefix.new_zeros(longest - end, hidden))
             rows.append(torch.cat(pieces))

@@ -165,6 +165,7 @@ def _which(scenes: list[Scene], rng: np.random.Generator) -> list[Question]:
                 f"Is {name} in the first or the second picture?",
                 f"In which picture do you see {name}?",
             ]
-            answer = _capital(f"the {ordinal} picture shows {name}.")
+            # The ordinal comes first: the prompt's last token says it, where a LoRA adapter still acts.
+            answer = f"{_capital(ordinal)} picture."
             questions.append(Question("which picture", _one(options, rng), answer, ordinal, "which"))
     return questions

@@ -3,9 +3,9 @@
     python -m build_engines.demo_checkpoint.train --out runs/demo [--minutes-language 60] [--minutes-tower 120]
     python -m build_engines.demo_checkpoint.train --out runs/demo --minutes-tower 180     # go on where it stopped
 
-Three stages (`language_stage`, `tower_stage`, `connector_stage`); one of the first two that was stopped, or given more
-minutes, goes on from its last save. The checkpoint is then in OUT/checkpoint. Debian packages of the
-fonts: fonts-noto-color-emoji, fonts-dejavu, fonts-liberation, fonts-freefont-ttf.
+Four stages (`language_stage`, `tower_stage`, `connector_stage`, `adapter_stage`); one that was stopped, or given more
+minutes, goes on from its last save, but for the connector's, which is short. The checkpoint is then in OUT/checkpoint.
+Debian packages of the fonts: fonts-noto-color-emoji, fonts-dejavu, fonts-liberation, fonts-freefont-ttf.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from build_engines.demo_checkpoint.adapter_stage import train_adapter
 from build_engines.demo_checkpoint.codebook import Codebook
 from build_engines.demo_checkpoint.connector_stage import train_connector
 from build_engines.demo_checkpoint.export import export_checkpoint
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--minutes-language", type=float, default=60)
     parser.add_argument("--minutes-tower", type=float, default=120)
     parser.add_argument("--minutes-connector", type=float, default=2)
+    parser.add_argument("--minutes-adapter", type=float, default=60)
     options = parser.parse_args()
     console = Console()
     if not has_emoji_font():
@@ -47,7 +49,9 @@ def main() -> None:
     console.print(f"Connector, {options.minutes_connector:g} min")
     book = Codebook.load(options.out / "codebook.pt")
     train_connector(state, book, options.out, options.minutes_connector)
-    export_checkpoint(state.path, options.out / "checkpoint")
+    console.print(f"LoRA adapter, {options.minutes_adapter:g} min (log: {options.out}/adapter.jsonl)")
+    adapter = train_adapter(options.out, options.minutes_adapter, language, book)
+    export_checkpoint(state.path, adapter, options.out / "checkpoint")
     console.print(
         f"Exported {options.out / 'checkpoint'}; next: python -m build_engines.demo_checkpoint.evaluate --help"
     )

@@ -110,7 +110,7 @@ class LlmEngine(TextEngine[_Sequence]):
         return tokens
 
     def _submit(self, submission: Submission) -> None:
-        embeddings = self._embeddings(submission.tokens, submission.visuals)
+        embeddings = self._embeddings(submission)
         request_id, handle = submission.request_id, None
         cached = self._prefixes.enter(embeddings[0])
         if self._slices is None:
@@ -137,12 +137,20 @@ class LlmEngine(TextEngine[_Sequence]):
         elif self._slices is not None:
             self._slices.cancel(request_id)
 
-    def _embeddings(self, tokens: NDArray[np.int32], visuals: VisualRows) -> NDArray[np.float32]:
-        """Prompt embeddings [1, tokens, hidden]: text rows looked up, visual rows in their places (ServingError)."""
+    def _embeddings(self, submission: Submission) -> NDArray[np.float32]:
+        """Prompt embeddings [1, tokens, width]: text rows looked up, visual rows in their places (ServingError).
+
+        `width` is the hidden size, and one more with a LoRA adapter: the gate that switches it on, which is 0 in what
+        is looked up. It acts on what follows the first picture, but for generated tokens (build_engines.lora).
+        """
+        tokens = submission.tokens
         places = np.flatnonzero(tokens == VISUAL_TOKEN)
         ids = np.maximum(tokens, 0).astype(np.int64)
         rows = np.array(self._embed([ids[np.newaxis]])[0], np.float32)
-        visuals.copy_to(rows[0], places, self._pool)
+        hidden = self._checkpoint.hidden_size
+        submission.visuals.copy_to(rows[0, :, :hidden], places, self._pool)
+        if len(places):
+            rows[0, _end_of_first_picture(places) : len(tokens) - submission.answered, hidden:] = 1
         return rows
 
     def _collect(self, now: float) -> StepReport | None:
@@ -206,6 +214,12 @@ class LlmEngine(TextEngine[_Sequence]):
         self._submit(Submission(0, tokens, VisualRows(visual), SamplingParams(max_tokens=4, ignore_eos=True)))
         while self.busy:
             self.step()
+
+
+def _end_of_first_picture(places: NDArray[np.int64]) -> int:
+    """The place after the first run of visual tokens, which have these places."""
+    breaks = np.flatnonzero(np.diff(places) > 1)
+    return int(places[breaks[0] if len(breaks) else -1]) + 1
 
 
 def _text_embeddings(folder: Path, pool: TextPool) -> Any:

@@ -84,6 +84,7 @@ class Submission:
     tokens: NDArray[np.int32]  # [prompt length], VISUAL_TOKEN where a visual token stands
     visuals: VisualRows  # as many rows as there are VISUAL_TOKEN
     sampling: SamplingParams
+    answered: int = 0  # of the tokens, the last ones that an engine made: it died, and the sequence goes on after them
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ def submission_tensors(submissions: Sequence[Submission]) -> dict[str, NDArray[A
         "token_counts": np.array([len(s.tokens) for s in submissions], np.int32),
         "sampling": np.array([s.sampling.model_dump_json().encode() for s in submissions], np.object_),
     }
+    if any(s.answered for s in submissions):
+        tensors["answered"] = np.array([s.answered for s in submissions], np.int32)
     copied = [s.visuals.copied for s in submissions if len(s.visuals.copied)]
     if copied:
         tensors["visual_tokens"] = np.concatenate(copied)
@@ -194,9 +197,14 @@ def submissions_from_tensors(
         )
     prompts = np.split(tensors["tokens"], np.cumsum(tensors["token_counts"])[:-1])
     visuals = _visuals(tensors, prompts, pool)
+    answered = tensors.get("answered", np.zeros_like(counts))
+    if len(answered) != len(counts) or (answered < 0).any() or (answered >= counts).any():
+        raise invalid("answered", "must have one element a sequence, from 0 to less than its tokens")
     return [
-        Submission(int(request_id), prompt, rows, parse_sampling(text))
-        for request_id, prompt, rows, text in zip(tensors["request_ids"], prompts, visuals, sampling, strict=True)
+        Submission(int(request_id), prompt, rows, parse_sampling(text), int(made))
+        for request_id, prompt, rows, text, made in zip(
+            tensors["request_ids"], prompts, visuals, sampling, answered, strict=True
+        )
     ]
 
 

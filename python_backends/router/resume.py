@@ -64,4 +64,4 @@ def _continued(submission: Submission, so_far: Sequence[int]) -> Submission:
     assert sampling.max_tokens is not None
     left = {"max_tokens": sampling.max_tokens - done, "min_tokens": max(0, sampling.min_tokens - done)}
     tokens = np.concatenate([submission.tokens, np.array(so_far, np.int32)])
-    return replace(submission, tokens=tokens, sampling=sampling.model_copy(update=left))
+    return replace(submission, tokens=tokens, sampling=sampling.model_copy(update=left), answered=done)
