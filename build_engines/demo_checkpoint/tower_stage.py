@@ -24,12 +24,14 @@ from build_engines.demo_checkpoint.vocabulary import CHARACTERS, COLOURS, KINDS
 
 Batch = dict[str, Tensor]
 MIX = {
-    "shape": 1.0, "object": 2.5, "two shapes": 1.5, "two objects": 2.0, "shape and object": 1.0, "count shapes": 1.0,
-    "count objects": 1.0, "word": 4.0, "number": 3.0, "crowd": 2.0, "lines": 2.5,
+    "shape": 0.6, "object": 1.5, "two shapes": 0.6, "two objects": 1.2, "shape and object": 0.5, "count shapes": 3.0,
+    "count objects": 4.5, "word": 1.5, "number": 4.0, "crowd": 0.8, "lines": 2.0,
 }  # fmt: skip
 RATES = (0.02, 2e-3)  # Muon, AdamW
 PATCH_LAYER = 4  # of 6: the last two gather the facts
 SIDES = (128, 128, 160, 208)
+FACT_WEIGHTS = {"count": 1.6, "character": 0.6}  # of the losses; counts and characters are learned last
+FACT_WEIGHT = 0.4  # of the others
 
 
 class Pictures(IterableDataset[Batch]):
@@ -162,11 +164,15 @@ def losses(state: TowerState, batch: Batch) -> dict[str, Tensor]:
     total = weight.sum()
     kind = F.cross_entropy(state.heads.kind(patches).flatten(0, 1), batch["kind"].flatten(), reduction="none")
     colour = F.cross_entropy(state.heads.colour(patches).flatten(0, 1), batch["colour"].flatten(), reduction="none")
-    centre = F.binary_cross_entropy_with_logits(state.heads.centre(patches)[..., 0], batch["centre"].float())
+    centre = state.heads.centre(patches)[..., 0]
+    count = batch["facts"][:, facts.FACTS.index("count")]
+    # As in density maps for counting (Lempitsky and Zisserman 2010): the things are as many as their centres add up to.
+    density = F.smooth_l1_loss(centre.sigmoid().sum(1)[count > 0], count[count > 0].float())
     result = {
-        "kind": (kind * weight.flatten()).sum() / total,
+        "kind": 0.7 * (kind * weight.flatten()).sum() / total,
         "colour": 0.5 * (colour * weight.flatten()).sum() / total,
-        "centre": 2.0 * centre,
+        "centre": 2.0 * F.binary_cross_entropy_with_logits(centre, batch["centre"].float()),
+        "density": 0.5 * density,
     }
     for index, logits in enumerate(state.heads.fact_logits(outputs[-1])):
         target = batch["facts"][:, index]
@@ -175,7 +181,8 @@ def losses(state: TowerState, batch: Batch) -> dict[str, Tensor]:
         scale = torch.where(target > 0, 1.0, 0.3)[known]
         name = f"fact {facts.FACTS[index]}"
         loss = F.cross_entropy(logits[known], target[known], reduction="none")
-        result[name] = result.get(name, torch.zeros(())) + 0.4 * (loss * scale).sum() / (known.sum() + 1e-6)
+        share = FACT_WEIGHTS.get(facts.FACTS[index], FACT_WEIGHT)
+        result[name] = result.get(name, torch.zeros(())) + share * (loss * scale).sum() / (known.sum() + 1e-6)
     return result
 
 
