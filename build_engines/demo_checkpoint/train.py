@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run: saves, logs, the checkpoint")
     parser.add_argument("--minutes-language", type=float, default=60)
     parser.add_argument("--minutes-tower", type=float, default=120)
-    parser.add_argument("--minutes-connector", type=float, default=2)
-    parser.add_argument("--minutes-adapter", type=float, default=60)
+    parser.add_argument("--minutes-connector", type=float, default=5)
+    parser.add_argument("--minutes-adapter", type=float, default=10)
     options = parser.parse_args()
     console = Console()
     if not has_emoji_font():
