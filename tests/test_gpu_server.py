@@ -62,12 +62,13 @@ def tritonserver(output: Path, *options: str) -> Iterator[Ports]:
     def lives() -> bool:
         assert process.poll() is None, process.failure()
         try:
-            answer = urllib3.request(
-                "GET", f"http://127.0.0.1:{ports.http}/v2/health/live", headers=CLOSE, timeout=2.0, retries=False
-            )
+            answers = [
+                urllib3.request("GET", f"http://127.0.0.1:{place}", headers=CLOSE, timeout=2.0, retries=False)
+                for place in (f"{ports.http}/v2/health/live", f"{ports.metrics}/metrics")
+            ]
         except urllib3.exceptions.HTTPError:
             return False
-        return bool(answer.status == 200)
+        return all(answer.status == 200 for answer in answers)
 
     try:
         assert until(lives, 60)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,6 +19,7 @@ import yaml
 
 from client import RetryPolicy, VlmClient, VlmError
 from client.serving.server import Server
+from client.types import Answer
 from perf.bench_server import watched
 from tests.conftest import echo_output, free_ports
 from tests.served import DEPLOYMENT, ServedByTvlm
@@ -42,7 +45,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedByTvlm]:
 
 
 def stub_of(server: ServedByTvlm, model: str) -> psutil.Process:
-    for process in psutil.Process(server.process.pid).children(recursive=True):
+    return stub_under(psutil.Process(server.process.pid), model)
+
+
+def stub_under(ancestor: psutil.Process, model: str) -> psutil.Process:
+    for process in ancestor.children(recursive=True):
         if process.status() != psutil.STATUS_ZOMBIE and f"/{model}/1/model.py" in " ".join(process.cmdline()[:2]):
             return process
     raise AssertionError(f"no stub of {model}")
@@ -120,6 +127,38 @@ def test_draining_server_is_not_ready_while_it_answers(tmp_path: Path) -> None:
         stream.close()
     assert served.process.wait(30) == 0
     assert served.regions() == []
+
+
+class _Interrupted(VlmClient):
+    """The first requests after a start; a signal comes while they are answered."""
+
+    def generate(self, *_args: Any, **_options: Any) -> Answer:
+        raise KeyboardInterrupt
+
+
+def test_a_signal_that_comes_right_after_a_restart_lets_requests_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loses(threading.Event):
+        """What is asked at each look at the stubs: when they are known, one dies."""
+
+        looks = 0
+
+        def is_set(self) -> bool:
+            self.looks += 1
+            if self.looks == 2:
+                stub_under(psutil.Process(), "vlm").kill()
+            return False
+
+    with Server(echo_output(tmp_path / "restarted"), free_ports()) as server:
+        monkeypatch.setattr("client.serving.server.VlmClient", _Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.run(Loses())
+        with VlmClient(server.endpoints.grpc) as vlm:
+            stream = vlm.stream("count 20 50")
+            first = next(stream)
+            server.drain(30)
+            assert "".join([first, *stream]).split()[-1] == "19"
 
 
 def test_a_watch_that_ends_before_its_server_takes_no_ended_stub_for_a_lost_one(

@@ -66,6 +66,7 @@ class Server:
         self._host = host
         self._deployment = deployment or Deployment(checkpoint=output)
         self._process: TritonProcess | None = None
+        self._takes_requests = False
         reachable = "localhost" if host in ("0.0.0.0", "::") else host
         self.endpoints = Endpoints(
             http=f"http://{reachable}:{ports.http}",
@@ -81,7 +82,12 @@ class Server:
         for region in sweep():
             log.info("removed %s, which an earlier server left in /dev/shm", region)
         self.log.unlink(missing_ok=True)
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            if self._process is not None:
+                self._process.stop()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -127,6 +133,8 @@ class Server:
     def drain(self, grace_s: float) -> None:
         """Not ready from now on, and nothing new is admitted; waits for what runs, for the grace time at most."""
         assert self._process is not None, "drain() belongs inside the with block"
+        if not self._takes_requests:  # it was being restarted
+            return
         self._control.make_not_ready()
         self._order.give(grace_s)
         deadline = time.monotonic() + grace_s + _LAST_WORD_S
@@ -145,12 +153,9 @@ class Server:
             self.log,
             options=[*self._control.options, *self._limiting_options()],
         )
-        try:
-            self._await_models(self._process)
-            self._warm(self._process)
-        except BaseException:
-            self._process.stop()
-            raise
+        self._await_models(self._process)
+        self._takes_requests = True  # of clients, too: a signal from here on drains
+        self._warm(self._process)
 
     def _limiting_options(self) -> list[str]:
         """Triton heeds the rate limiters in configurations only when it is told to."""
@@ -160,6 +165,7 @@ class Server:
 
     def _restart(self) -> None:
         assert self._process is not None
+        self._takes_requests = False
         self._process.kill()
         self._start()
 
