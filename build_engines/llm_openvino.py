@@ -86,8 +86,8 @@ def _split_embedding(model: Any, output: Path, lora: Lora | None) -> int:
     if lora is None:
         _redirect(lookup, embeds)
     else:
-        lengths = ops.constant([hidden_size, 1], dtype=np.int64)
-        rows, gate = ops.variadic_split(embeds, ops.constant(2, dtype=np.int64), lengths).outputs()
+        lengths = ops.constant([1, hidden_size], dtype=np.int64)
+        gate, rows = ops.variadic_split(embeds, ops.constant(2, dtype=np.int64), lengths).outputs()
         for target in list(lookup.output(0).get_target_inputs()):
             target.replace_source_output(rows)
         add_lora(model, lora, gate)
@@ -104,7 +104,7 @@ def _text_embeddings(lookup: Any, gated: bool) -> Any:
     table, _, axis = lookup.input_values()
     rows = ops.gather(table, ops.convert(ids, "i32"), axis)
     if gated:
-        rows = ops.pad(rows, [0, 0, 0], [0, 0, 1], "constant", np.float32(0))
+        rows = ops.pad(rows, [0, 0, 1], [0, 0, 0], "constant", np.float32(0))
     rows.output(0).set_names({"inputs_embeds"})
     return ov.Model([rows], [ids], "text_embeddings")
 

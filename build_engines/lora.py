@@ -4,6 +4,9 @@ Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. GenAI's o
 and a step holds requests with pictures and without. Here embeddings get one more channel, the gate: 1 where the adapter
 acts, 0 where it doesn't. GenAI itself embeds the tokens that it generates, with 0; the engine sets 1 on a prompt's
 tokens after its first picture. Elsewhere the LLM computes what it does without an adapter.
+
+The gate is the first channel, as GenAI knows KV blocks again by a few channels of their embeddings (0, 10, ... 90 in
+2026.4): an answer's tokens, computed without the adapter, are not taken for the same ones in the next turn's prompt.
 """
 
 from __future__ import annotations

@@ -51,17 +51,26 @@ class Engine:
 
     def greedy(self, question: str, visual: list[NDArray[np.float16]], so_far: Sequence[int] = ()) -> list[int]:
         """The answer's tokens, of one that has these already."""
-        content = [{"type": "image"}] * len(visual) + [{"type": "text", "text": question}]
-        prompt = self.prompts.build([{"role": "user", "content": content}])
-        rows = np.concatenate(visual) if visual else np.zeros((0, self.checkpoint.hidden_size), np.float16)
-        tokens = np.append(prompt.with_visual_tokens([len(v) for v in visual]), np.array(so_far, np.int32))
+        tokens = np.append(self.prompt(question, visual), np.array(so_far, np.int32))
         sampling = SamplingParams(max_tokens=TOKENS - len(so_far))
-        submission = Submission(1, tokens, VisualRows(rows), sampling, answered=len(so_far))
+        return [*so_far, *self.answer(tokens, visual, sampling, answered=len(so_far))]
+
+    def prompt(self, question: str, visual: list[NDArray[np.float16]]) -> NDArray[np.int32]:
+        """Token ids of a first turn with these pictures."""
+        content = [{"type": "image"}] * len(visual) + [{"type": "text", "text": question}]
+        return self.prompts.build([{"role": "user", "content": content}]).with_visual_tokens([len(v) for v in visual])
+
+    def answer(
+        self, tokens: NDArray[np.int32], visual: list[NDArray[np.float16]], sampling: SamplingParams, answered: int = 0
+    ) -> list[int]:
+        """What comes after these."""
+        rows = np.concatenate(visual) if visual else np.zeros((0, self.checkpoint.hidden_size), np.float16)
+        submission = Submission(1, tokens, VisualRows(rows), sampling, answered=answered)
         tensors = submission_tensors([submission])
         texts = [text.decode() for text in tensors.pop("sampling").tolist()]
         reply = self.worker.call("submit", list(tensors.values()), {"names": list(tensors), "sampling": texts})
         assert not reply.meta["refused"]
-        answer = list(so_far)
+        answer: list[int] = []
         while True:
             report = self._reports.get(timeout=60)
             answer += report.tokens.tolist()
@@ -115,6 +124,27 @@ def test_answer_that_goes_on_in_another_engine_is_the_undisturbed_one(
         whole = engine.greedy(golden["question"], visual)
         assert engine.greedy(golden["question"], visual, whole[:2]) == whole
     assert asked
+
+
+def test_next_turn_is_answered_the_same_whether_the_last_ones_kv_is_there_or_not(
+    engine: Engine, visual_tokens: dict[str, NDArray[np.float16]], demo_artifacts: Path
+) -> None:
+    """The adapter acts on an answer in a prompt, and did not when it was generated: its KV is no use there."""
+    tokenizer = Tokenizer.from_file(str(demo_artifacts / "tokenizer.json"))
+    visual = [next(iter(visual_tokens.values()))]
+    sampled = SamplingParams(max_tokens=80, temperature=0.9, repetition_penalty=1.1, ignore_eos=True, seed=3)
+    first = engine.prompt("Tell me about it.", visual)
+    said = engine.answer(first, visual, sampled)
+    further = tokenizer.encode(
+        "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    ).ids
+    turn = np.concatenate([first, np.array([*said, *further], np.int32)])
+    greedy = SamplingParams(max_tokens=40, ignore_eos=True)
+    fresh = Engine(demo_artifacts)
+    try:
+        assert engine.answer(turn, visual, greedy) == fresh.answer(turn, visual, greedy)
+    finally:
+        fresh.worker.close()
 
 
 def check_greedy(engine: Engine, goldens: list[dict[str, Any]], visual: dict[str, NDArray[np.float16]]) -> None:

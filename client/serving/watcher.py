@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _NEEDS_RESTART = "vlm"
 # Models are loaded side by side, but for these: the ensemble that holds both comes and goes with each of them.
 _ENSEMBLES = {"image_decode": "image_embedding", "vision_encoder": "image_embedding"}
-_RESTARTS = 3  # in a row, before the server is given up
+_RESTARTS = 6  # in a row, before the server is given up: what lost a stage may go on while it starts
 _CALM_S = 60.0  # a model that lived so long since it was mended is mended at once again
 _MOST_PAUSE_S = 30.0
 

@@ -148,9 +148,9 @@ class LlmEngine(TextEngine[_Sequence]):
         ids = np.maximum(tokens, 0).astype(np.int64)
         rows = np.array(self._embed([ids[np.newaxis]])[0], np.float32)
         hidden = self._checkpoint.hidden_size
-        submission.visuals.copy_to(rows[0, :, :hidden], places, self._pool)
+        submission.visuals.copy_to(rows[0, :, -hidden:], places, self._pool)
         if len(places):
-            rows[0, _end_of_first_picture(places) : len(tokens) - submission.answered, hidden:] = 1
+            rows[0, _end_of_first_picture(places) : len(tokens) - submission.answered, :-hidden] = 1
         return rows
 
     def _collect(self, now: float) -> StepReport | None:
