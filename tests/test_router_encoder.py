@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
@@ -73,6 +74,7 @@ class OnGpu(FakeStages):
     def __init__(self) -> None:
         super().__init__()
         self._device = DevicePool(torch_cpu)
+        self._worker = threading.Lock()  # it has one thread; here pictures come from several
 
     def embed(self, image: bytes, alone: bool, target: PageTarget | None = None) -> Embedding:
         if target is None:
@@ -84,7 +86,8 @@ class OnGpu(FakeStages):
 
     def _write(self, target: PageTarget, value: int) -> None:
         rows = torch_cpu.Tensor(np.full((1, HIDDEN), value, np.float16), is_cuda=True)
-        self._device.put(target.pool, target.rows(), rows, np.zeros(target.tokens, np.int32))
+        with self._worker:
+            self._device.put(target.pool, target.rows(), rows, np.zeros(target.tokens, np.int32))
 
 
 def read(visuals: VisualRows, count: int, gpu: bool) -> NDArray[np.float32]:
