@@ -16,6 +16,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)  # here, as after a fork beside other threads loading it could hang
 _SIGNALS = {signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD}
 _EXIT_S = 10  # tritonserver's own exit timeout is the grace time; past it and these seconds it hangs
 
@@ -62,7 +63,7 @@ def _become_server() -> None:
 
 def prctl(option: int, value: int) -> None:
     """The system call of that name (OSError)."""
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
