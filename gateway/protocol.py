@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.interruption import Connection
@@ -41,6 +42,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting = waiting
         self._max_header_bytes = settings.header_kb << 10
         self._connection = Connection()
+        self.parser = _Parser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._offer = b""  # the head of a request that offers another protocol, without that offer
         self._unparsed_bytes = 0  # since the last request's end, while its successor's headers are not complete
         self._in_headers = True
         self._cut_off: asyncio.TimerHandle | None = None
@@ -82,6 +86,11 @@ class BoundedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in self.headers)
         if size > self._max_header_bytes:  # all came in one read
             raise ValueError("headers too large")  # the parser gives up, and uvicorn answers 400
+        if self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers):
+            kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+            line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            self._offer = b"\r\n".join([line, *kept, b"", b""])
+            return
         self._in_headers = False
         self._waiting.pop(self, None)
         self._cut_off_after(None)
@@ -89,8 +98,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.scope["method"] == "POST":  # others may have no body
             self.cycle.transport = _HeadWithBody(self.transport, self.cycle)
 
+    def take_offer(self) -> bytes:
+        """The head to go on with where the parser stopped; empty if there was no header Upgrade."""
+        offer, self._offer = self._offer, b""
+        return offer
+
     def on_message_complete(self) -> None:
         """A request has come whole; the next may follow."""
+        if self._offer:  # it begins once more
+            return
         self._in_headers = True
         self._unparsed_bytes = 0
         super().on_message_complete()
@@ -120,6 +136,28 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._cut_off is not None:
             self._cut_off.cancel()
         self._cut_off = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Goes on where llhttp stops: at an offer to change the protocol (Upgrade), which is ignored (RFC 9110, 7.8)."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        """Bytes of requests."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                super().feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                head = self._protocol.take_offer()
+                if not head:  # CONNECT
+                    raise
+                super().feed_data(head)
+                rest = rest[stop.args[0] :]
 
 
 class _HeadWithBody(asyncio.Transport):

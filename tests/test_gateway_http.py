@@ -64,6 +64,43 @@ def test_a_client_that_waits_for_100_continue_gets_it_before_the_answer(echo_gat
         assert read_until(connection, b"0\r\n\r\n").startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+OFFERS = {
+    "h2c": ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"],
+    "websocket": ["Upgrade: websocket", "Connection: keep-alive", "connection: upgrade"],
+}
+
+
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS.keys())
+@pytest.mark.parametrize("size", [1 << 20, 7], ids=["whole", "in pieces"])
+def test_an_offer_of_another_protocol_is_ignored(echo_gateway: RunningGateway, offer: list[str], size: int) -> None:
+    sent = request(*offer, prompt="count 2 1") + request(prompt="count 3 1") + request(*offer, prompt="count 4 1")
+    with connect(echo_gateway) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin in range(0, len(sent), size):
+            connection.sendall(sent[begin : begin + size])
+        answers = read_until(connection, b"0\r\n\r\n", 3).split(b"HTTP/1.1 200 OK")[1:]
+    assert [answer.count(b'"finish_reason":null') for answer in answers] == [2, 3, 4]
+
+
+def test_an_offer_with_a_chunked_body_or_none_is_ignored(echo_gateway: RunningGateway) -> None:
+    head, _, body = request(*OFFERS["h2c"], prompt="count 2 1").partition(b"\r\n\r\n")
+    head = b"\r\n".join(line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length"))
+    get = "\r\n".join(["GET /health/ready HTTP/1.1", "Host: x", *OFFERS["websocket"], "", ""]).encode()
+    with connect(echo_gateway) as connection:
+        connection.sendall(get + head + b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        assert read_until(connection, b"\r\n0\r\n\r\n").count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_an_offer_does_not_lift_the_limit_of_headers(echo_gateway: RunningGateway) -> None:
+    with connect(echo_gateway) as connection:
+        connection.sendall(request(*OFFERS["h2c"], "X: " + "x" * 100_000, prompt="count 2 1"))
+        got = b""
+        while chunk := connection.recv(65536):
+            got += chunk
+    assert b" 200 " not in got
+
+
 @pytest.mark.parametrize(
     "sent",
     [request(prompt="forever")[:-5], request(prompt="forever"), request(prompt="forever") * 2],
