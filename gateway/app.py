@@ -56,7 +56,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # those asked for: OpenAI's client sends x-stainless-*
             expose_headers=["x-request-id", "Retry-After"],
         )
     complete(app.openapi(), settings.model_names)  # the document is made once

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +124,20 @@ def metrics(gateway: RunningGateway) -> list[str]:
         while chunk := connection.recv(65536):
             got += chunk
     return got.decode().splitlines()
+
+
+def test_an_allowed_origin_may_send_the_headers_that_it_asks_for(tmp_path: Path) -> None:
+    wanted = "authorization,content-type,x-stainless-os,x-stainless-retry-count"
+    with RunningGateway(tmp_path, ready=False, cors_origins=["https://app.example"]) as gateway:
+        assert preflight(gateway, "https://app.example", wanted) == (200, "https://app.example", wanted)
+        assert preflight(gateway, "https://other.example", wanted)[:2] == (400, None)
+
+
+def preflight(gateway: RunningGateway, origin: str, wanted: str) -> tuple[int, str | None, str | None]:
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": wanted}
+    connection.request("OPTIONS", "/v1/chat/completions", headers=asked)
+    answer = connection.getresponse()
+    connection.close()
+    origins, headers = (answer.getheader(f"Access-Control-Allow-{name}") for name in ("Origin", "Headers"))
+    return answer.status, origins, headers
