@@ -151,5 +151,5 @@ def _one_prompt(value: object) -> object:
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions: text goes on, no chat template."""
 
-    prompt: Annotated[str, BeforeValidator(_one_prompt)]
+    prompt: Annotated[str, Field(min_length=1), BeforeValidator(_one_prompt)]
     echo: bool | None = None

@@ -107,6 +107,12 @@ def test_completion_goes_on_with_a_text(client: openai.OpenAI) -> None:
     assert echoed.choices[0].text == f"The capital of France is{reply.choices[0].text}"
 
 
+def test_an_empty_text_is_refused_by_its_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"prompt: .* at least 1 character") as error:
+        client.completions.create(model="vlm", prompt="")
+    assert error.value.param == "prompt"
+
+
 def test_models_can_be_listed_and_named(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["vlm"]
     assert client.models.retrieve("vlm").id == "vlm"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from python_backends.errors import Status
 from python_backends.media.limits import ImageLimits
 from python_backends.router import fan_out
 from python_backends.router.service import Router
@@ -70,3 +71,17 @@ def test_a_request_that_is_over_while_it_waits_is_not_prepared(
     assert [client.text for client in first] == ["ok"] * 2
     assert last.error is not None
     assert looked_at == [LARGE] * 2
+
+
+def test_an_empty_prompt_is_refused_under_the_name_of_its_text(artifacts: Path) -> None:
+    bare, templated = Recorder(), Recorder()
+
+    async def scenario(router: Router) -> None:
+        await router.serve(tensors("", apply_chat_template=False), "{}", bare)
+        await router.serve(tensors(""), "{}", templated)
+
+    run(artifacts, FakeStages(), scenario)
+    assert bare.error is not None
+    assert bare.error.status is Status.INVALID_ARG
+    assert bare.error.message.startswith("text_input: is empty")
+    assert templated.text == "ok"

@@ -74,6 +74,8 @@ class Preparation:
         record.images = len(request.images)
         self._check_length(request)
         prompt = self._prompts.build(request.messages, request.apply_chat_template)
+        if not prompt.images and not prompt.text_tokens:
+            raise invalid(request.text_field, "is empty, and so is the prompt that it makes")
         record.text_tokens = prompt.text_tokens
         return Prepared(request, prompt, self._fan_out.look_at(request.images))
 
