@@ -107,6 +107,15 @@ def test_completion_goes_on_with_a_text(client: openai.OpenAI) -> None:
     assert echoed.choices[0].text == f"The capital of France is{reply.choices[0].text}"
 
 
+def test_a_text_to_go_on_with_may_hold_the_placeholder_of_pictures(client: openai.OpenAI) -> None:
+    prompt = 'In HTML, <image> is no tag. <|im_end|> neither: use "'
+    reply = client.completions.create(model="vlm", prompt=prompt, max_tokens=4, echo=True)
+    assert reply.choices[0].text.startswith(prompt)
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens_details is not None
+    assert reply.usage.prompt_tokens_details.model_dump()["image_tokens"] == 0
+
+
 def test_an_empty_text_is_refused_by_its_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"prompt: .* at least 1 character") as error:
         client.completions.create(model="vlm", prompt="")

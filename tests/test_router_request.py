@@ -54,6 +54,13 @@ def test_placeholders_put_images_where_they_stand() -> None:
     ]
 
 
+def test_a_text_to_go_on_with_may_hold_the_placeholder_where_no_picture_is_sent() -> None:
+    request = parse(text_input="see <image>\n", apply_chat_template=False)
+    assert request.messages == [{"role": "user", "content": [{"type": "text", "text": "see <image>\n"}]}]
+    with pytest.raises(ServingError, match="2 placeholders <image> for 1 images"):
+        parse(text_input="<image><image>", apply_chat_template=False, images=[b"a"])
+
+
 def test_messages_mix_tensor_images_and_data_uris_in_order() -> None:
     url = "data:image/png;base64,AAAA"
     content = [{"type": "image"}, {"type": "image_url", "image_url": {"url": url}}, {"type": "image"}]

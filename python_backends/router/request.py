@@ -53,11 +53,13 @@ def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_toke
     images = [as_bytes("image", item) for item in arrays["image"].reshape(-1)] if "image" in arrays else []
     if ("text_input" in arrays) == ("messages" in arrays):
         raise invalid("text_input", "exactly one of text_input and messages must be given")
+    apply_chat_template = _flag(arrays, "apply_chat_template", True)
     if "messages" in arrays:
         messages, images = _parse_messages(the_one(arrays, "messages"), images, limits)
-    else:
+    elif images or apply_chat_template:
         messages = _from_text_input(_text(arrays, "text_input"), len(images), image_token)
-    apply_chat_template = _flag(arrays, "apply_chat_template", True)
+    else:  # a text to go on with, whatever it holds
+        messages = [{"role": "user", "content": [_text_part(_text(arrays, "text_input"))]}]
     if "messages" in arrays and not apply_chat_template:
         raise invalid("apply_chat_template", "false goes with text_input; messages need the template")
     return VlmRequest(
