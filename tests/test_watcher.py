@@ -147,7 +147,7 @@ def test_a_signal_that_comes_right_after_a_restart_lets_requests_finish(
         def is_set(self) -> bool:
             self.looks += 1
             if self.looks == 2:
-                stub_under(psutil.Process(), "vlm").kill()
+                stub_under(psutil.Process(), "restarted/model_repository/vlm").kill()  # not the fixture's
             return False
 
     with Server(echo_output(tmp_path / "restarted"), free_ports()) as server:
