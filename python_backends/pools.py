@@ -61,7 +61,7 @@ class PreprocessPool(_Pool):
 class VisionPool(_Pool):
     """Vision encode: UINT8 tiles to visual tokens."""
 
-    heeded_on = {"threads": "cpu", "nice": "cpu", "profile_batches": "gpu", "graph_batches": "gpu"}
+    heeded_on = {"threads": "cpu", "nice": "cpu", "cpu_share": "cpu", "profile_batches": "gpu", "graph_batches": "gpu"}
 
     instances: int = Field(1, ge=1, le=64)  # on GPUs: on each GPU
     batch_size: int = Field(8, ge=1, le=256)
@@ -72,6 +72,9 @@ class VisionPool(_Pool):
     precision: Literal["auto", "f32", "bf16", "f16"] = "auto"
     threads: int = Field(0, ge=0, le=256)  # 0: all cores
     nice: int = Field(0, ge=0, le=19)  # over 0: encode takes only the CPU time that the token loop leaves
+    # below 1: encode stands still in the steps of the token loop and has turns between them, this share of the time at
+    # least while it has work; 1: both run side by side
+    cpu_share: float = Field(1.0, gt=0, le=1)
     timeout_ms: int = Field(30_000, ge=100)
     # largest batch of each TensorRT optimisation profile, the last one batch_size; empty: one profile for all. Where
     # pictures have sizes of their own, of which a batch of batch_size stands for limits.image_tokens, its share
@@ -101,6 +104,11 @@ class VisionPool(_Pool):
         if sorted(set(value)) != list(value) or (value and value[0] < 1):
             raise ValueError("must rise from at least 1")
         return value
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether encode stands still at times."""
+        return self.device == "cpu" and self.cpu_share < 1
 
     def profiles(self) -> list[tuple[int, int, int]]:
         """TensorRT optimisation profiles as (smallest, tuned for, largest) batch of tiles; they do not overlap."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from build_engines.demo_checkpoint.facts import FACTS, GROUPS, scene_facts
+from build_engines.demo_checkpoint.facts import FACTS, GROUPS, IGNORED, scene_facts
 from build_engines.demo_checkpoint.pictures import GRID, Scene, Thing, draw, draw_labelled
 from build_engines.demo_checkpoint.questions import Question, ask
 from build_engines.demo_checkpoint.scenes import is_held_out, random_scene
@@ -52,6 +52,21 @@ def test_every_answer_is_right_by_its_own_rule_and_the_facts_hold_it(skill: str)
         for question in ask([drawn], rng):
             assert question.is_right(question.answer), question
             assert question.group == "text" or question.fact in said, question
+
+
+def test_large_things_that_only_teach_are_in_no_place_that_is_asked_about() -> None:
+    rng = np.random.default_rng(7)
+    sizes = []
+    for _ in range(100):
+        drawn = random_scene("object off places", rng)
+        (thing,) = drawn.things
+        sizes.append(thing.size)
+        assert min(abs(thing.x - 0.5), abs(thing.y - 0.5)) >= 0.08  # no place has both so far from the middle
+        assert not is_held_out(drawn)
+        values = dict(zip(FACTS[:5], scene_facts(drawn)[:5].tolist(), strict=True))
+        assert values["place"] == IGNORED
+        assert GROUPS["kind"][values["kind"]] == thing.kind
+    assert max(sizes) > 0.85
 
 
 def test_question_about_two_pictures_names_the_right_one() -> None:

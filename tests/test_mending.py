@@ -125,3 +125,16 @@ def test_server_that_loses_a_stage_while_it_starts_is_started_again_but_not_for_
         with pytest.raises(ServeError, match="a stub died"):
             watcher.mend(losses("vlm"))
     assert len(starts) == 6
+
+
+def test_server_that_ends_by_itself_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("client.serving.watcher.time.sleep", pauses.append)
+    control = FakeControl()
+    watcher = watcher_of(control)
+    for _ in range(6):
+        watcher.revive(ServeError("signal 6"))
+    with pytest.raises(ServeError, match="signal 6"):
+        watcher.revive(ServeError("signal 6"))
+    assert control.events == ["restart"] * 6
+    assert pauses == [0, 1, 3, 7, 15, 30]

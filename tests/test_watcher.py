@@ -21,7 +21,7 @@ from client import RetryPolicy, VlmClient, VlmError
 from client.serving.server import Server
 from client.types import Answer
 from perf.bench_server import watched
-from tests.conftest import echo_output, free_ports
+from tests.conftest import ROOT, echo_output, free_ports
 from tests.served import DEPLOYMENT, ServedByTvlm
 from tests.waiting import until
 
@@ -159,6 +159,28 @@ def test_a_signal_that_comes_right_after_a_restart_lets_requests_finish(
             first = next(stream)
             server.drain(30)
             assert "".join([first, *stream]).split()[-1] == "19"
+
+
+def test_stage_that_is_lost_while_the_server_starts_again_is_loaded_once_more(tmp_path: Path) -> None:
+    output = echo_output(tmp_path / "losing")
+    repository = output / "model_repository"
+    stage = Path(shutil.copytree(ROOT / "tests" / "fakes" / "lost_once", repository / "stage"))
+    (stage / "config.pbtxt").write_text((repository / "vlm" / "config.pbtxt").read_text().replace('"vlm"', '"stage"'))
+    with watched(Server(output, free_ports())) as server:
+        (stage / "lose").touch()
+        stub_under(psutil.Process(), "losing/model_repository/vlm").kill()
+        assert until(lambda: not (stage / "lose").exists(), 60)
+        with triton.InferenceServerClient(server.endpoints.grpc.removeprefix("grpc://")) as client:
+            assert until(lambda: _answers(client, "stage"), 60)
+        with VlmClient(server.endpoints.grpc, retry=RetryPolicy(attempts=5)) as vlm:
+            assert vlm.generate("back").text.startswith("back")
+
+
+def _answers(client: Any, model: str) -> bool:
+    try:
+        return bool(client.is_model_ready(model))
+    except triton.InferenceServerException:
+        return False
 
 
 def test_a_watch_that_ends_before_its_server_takes_no_ended_stub_for_a_lost_one(

@@ -52,7 +52,7 @@ class Codebook(nn.Module):
 
     def fact_tokens(self, values: Tensor) -> Tensor:
         """The last sixteen visual tokens, float32 [N, 16, 576]."""
-        words = self.values[values + self.starts]
+        words = self.values[values.clamp(min=0) + self.starts]
         words = torch.cat([words, words.new_zeros(len(words), facts.FACT_TOKENS - len(facts.FACTS), HIDDEN)], dim=1)
         return words + self.slots
 
@@ -64,11 +64,12 @@ class Codebook(nn.Module):
     def distance(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """How wrong the last tokens [N, 16, 576] are, in variances of the values; how nearly they say other values.
 
-        A fact that is something counts as three that are nothing.
+        A fact that is something counts as three that are nothing; one that is IGNORED doesn't count.
         """
         error = (tokens - self.fact_tokens(values)).square().mean(-1) / self.values.var()
         weight = torch.ones_like(error)
         weight[:, : len(facts.FACTS)][values > 0] = 3.0
+        weight[:, : len(facts.FACTS)][values == facts.IGNORED] = 0.0
         confusion = tokens.new_zeros(())
         for index, group in enumerate(facts.FACTS):
             start = facts.OFFSETS[group]
@@ -76,7 +77,7 @@ class Codebook(nn.Module):
             said = tokens[:, index] - self.slots[index]
             # Squared distances, but for what is the same for all choices.
             nearness = 2 * said @ choices.T - choices.square().sum(-1)
-            confusion = confusion + F.cross_entropy(nearness, values[:, index])
+            confusion = confusion + F.cross_entropy(nearness, values[:, index], ignore_index=facts.IGNORED)
         return (error * weight).mean(), confusion
 
     def workspace_error(self, tokens: Tensor) -> Tensor:

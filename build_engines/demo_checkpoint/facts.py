@@ -32,7 +32,10 @@ TOTAL_VALUES = sum(len(values) for values in GROUPS.values())
 
 
 def scene_facts(scene: Scene) -> NDArray[np.int64]:
-    """The value of every fact, int64 [14], as an index into its group; all IGNORED for a crowded picture."""
+    """The value of every fact, int64 [14], as an index into its group; all IGNORED for a crowded picture.
+
+    So is the place of a single thing that has none.
+    """
     values = np.zeros(len(FACTS), np.int64)
     if not scene.asks:
         values[:] = IGNORED
@@ -50,4 +53,6 @@ def scene_facts(scene: Scene) -> NDArray[np.int64]:
         values[2 + 3 * index] = GROUPS["colour"].index(thing.colour or NONE)
         values[3 + 3 * index] = GROUPS["kind"].index(thing.kind)
         values[4 + 3 * index] = GROUPS["place"].index(thing.place or NONE)
+    if len(scene.things) == 1 and scene.things[0].place is None:
+        values[4] = IGNORED
     return values

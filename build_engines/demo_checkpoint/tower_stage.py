@@ -26,6 +26,7 @@ Batch = dict[str, Tensor]
 MIX = {
     "shape": 0.6, "object": 1.5, "two shapes": 0.6, "two objects": 1.2, "shape and object": 0.5, "count shapes": 3.0,
     "count objects": 4.5, "word": 1.5, "number": 4.0, "crowd": 0.8, "lines": 2.0,
+    "shape off places": 1.0, "object off places": 4.0,
 }  # fmt: skip
 RATES = (0.02, 2e-3)  # Muon, AdamW
 PATCH_LAYER = 4  # of 6: the last two gather the facts

@@ -37,13 +37,25 @@ class RepositoryControl:
             f"--grpc-restricted-protocol={_APIS}:{_HEADER}={self._secret}",
         ]
 
+    def not_loaded(self) -> list[str]:
+        """The models that could not be loaded when the server started; none when it does not say."""
+        try:
+            answer = self._ask("index", _UNLOAD_S)
+        except ServeError:
+            return []
+        return sorted({model["name"] for model in json.loads(answer) if model.get("state") != "READY"})
+
+    def load(self, model: str, timeout_s: float) -> None:
+        """Load a model that is not loaded (ServeError)."""
+        self._post(model, "load", timeout_s)
+
     def reload(self, model: str, timeout_s: float) -> None:
         """Unload a model, dead stub or not, and load it again (ServeError when it does not come back in time).
 
         Ensembles with it go and come with it. The unload comes first, for until it is loaded again it is not ready.
         """
         self._post(model, "unload", _UNLOAD_S)
-        self._post(model, "load", timeout_s)
+        self.load(model, timeout_s)
 
     def make_not_ready(self) -> None:
         """Turn /v2/health/ready for good, while all models go on.
@@ -58,15 +70,22 @@ class RepositoryControl:
             self._post(_DRAINING, "load", _UNLOAD_S, {"parameters": parameters})
 
     def _post(self, model: str, action: str, timeout_s: float, body: object = None) -> None:
-        url = f"{self._http}/v2/repository/models/{model}/{action}"
+        try:
+            self._ask(f"models/{model}/{action}", timeout_s, body)
+        except ServeError as error:
+            raise ServeError(f"{action} of model {model}: {error}") from error
+
+    def _ask(self, path: str, timeout_s: float, body: object = None) -> bytes:
+        url = f"{self._http}/v2/repository/{path}"
         headers = {"Connection": "close", _HEADER: self._secret}
         try:
             answer = urllib3.request("POST", url, json=body or {}, headers=headers, timeout=timeout_s, retries=False)
         except urllib3.exceptions.HTTPError as error:
-            raise ServeError(f"{action} of model {model}: {error}") from error
+            raise ServeError(str(error)) from error
         if answer.status != 200:
             try:
                 reason = json.loads(answer.data)["error"]
             except (ValueError, KeyError):
                 reason = f"HTTP status {answer.status}"
-            raise ServeError(f"{action} of model {model}: {reason}")
+            raise ServeError(reason)
+        return answer.data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import threading
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _START_S = 600  # a large model loads for minutes
 _WARM_S = 120
+_WARM_AGAIN_S = 10  # nothing is built anew, and until it is over nobody watches
 _LOOK_S = 0.5  # between two looks at the stubs
 _DYING_S = 0.3  # a tritonserver that ends takes its stubs with it: no loss to mend
 _LAST_WORD_S = 5  # for the router to answer those that the grace time was too short for
@@ -79,8 +81,6 @@ class Server:
         self._control = RepositoryControl(self.endpoints.http)
 
     def __enter__(self) -> Server:
-        for region in sweep():
-            log.info("removed %s, which an earlier server left in /dev/shm", region)
         self.log.unlink(missing_ok=True)
         try:
             self._start()
@@ -98,10 +98,10 @@ class Server:
     def run(self, over: threading.Event | None = None) -> None:
         """Watch over it while it serves, until `over` is set, or the exception of a signal handler.
 
-        A model whose stub is lost is loaded again.
+        A model whose stub is lost is loaded again, a tritonserver that ends by itself started again.
 
         Raises:
-            ServeError: tritonserver ended by itself, or can't be brought back.
+            ServeError: tritonserver can't be brought back.
         """
         watcher = Watcher(self._control, self._restart, _START_S)
         try:
@@ -127,7 +127,7 @@ class Server:
                     loss.end()
                 watcher.mend(losses)
             elif watched.has_ended_within(_LOOK_S):
-                raise watched.failure()
+                watcher.revive(watched.failure())
             watcher.check()
 
     def drain(self, grace_s: float) -> None:
@@ -141,7 +141,10 @@ class Server:
         while not self._order.is_done and self._process.poll() is None and wait_until(deadline):
             pass
 
-    def _start(self) -> None:
+    def _start(self, *, again: bool = False) -> None:
+        """`again`: what stops a first start with a clear line was lost here while it started, and is tried again."""
+        for region in sweep():
+            log.info("removed %s, which an earlier server left in /dev/shm", region)
         self._order.open()
         runtime = find_runtime(self._output / "runtime")
         environment = {**runtime.environment, CONTROL_VARIABLE: str(self._control_folder)}
@@ -151,11 +154,16 @@ class Server:
             self._ports,
             self._host,
             self.log,
-            options=[*self._control.options, *self._limiting_options()],
+            options=[*self._control.options, *self._limiting_options(), f"--exit-on-error={str(not again).lower()}"],
         )
-        self._await_models(self._process)
+        self._await_models(self._process, load_missing=again)
         self._takes_requests = True  # of clients, too: a signal from here on drains
-        self._warm(self._process)
+        try:
+            self._warm(self._process, _WARM_AGAIN_S if again else _WARM_S)
+        except ServeError as error:
+            if not again or self._process.poll() is not None:
+                raise
+            log.warning("%s", error)  # a stage that was lost meanwhile is the watch's to mend
 
     def _limiting_options(self) -> list[str]:
         """Triton heeds the rate limiters in configurations only when it is told to."""
@@ -167,10 +175,10 @@ class Server:
         assert self._process is not None
         self._takes_requests = False
         self._process.kill()
-        self._start()
+        self._start(again=True)
 
-    def _await_models(self, process: TritonProcess) -> None:
-        """Wait until every model is loaded."""
+    def _await_models(self, process: TritonProcess, *, load_missing: bool) -> None:
+        """Wait until every model is loaded; `load_missing`: load those that failed once more."""
         deadline = time.monotonic() + _START_S
         with urllib3.PoolManager(retries=False, headers={"Connection": "close"}) as pool:
             while not _is_ready(pool, f"{self.endpoints.http}/v2/health/ready"):
@@ -178,14 +186,23 @@ class Server:
                     raise process.failure()
                 if not wait_until(deadline):
                     raise ServeError(f"the models are not ready after {_START_S} s; see the log {self.log}")
+                if load_missing and _is_ready(pool, f"{self.endpoints.http}/v2/health/live"):
+                    self._load_missing(deadline)
 
-    def _warm(self, process: TritonProcess) -> None:
+    def _load_missing(self, deadline: float) -> None:
+        """Once each: what is lost again is tried at the next look."""
+        for model in self._control.not_loaded():
+            log.warning("loading model %s, which was lost while the server started", model)
+            with contextlib.suppress(ServeError):
+                self._control.load(model, max(1.0, deadline - time.monotonic()))
+
+    def _warm(self, process: TritonProcess, timeout_s: float) -> None:
         """One request through every stage, so that a user's first is as fast as the others."""
         try:
             with VlmClient(self.endpoints.grpc) as vlm:
-                vlm.generate("Hi", max_tokens=1, timeout_s=_WARM_S)
+                vlm.generate("Hi", max_tokens=1, timeout_s=timeout_s)
                 if self._deployment.limits.images_per_request:
-                    vlm.generate("Hi", images=[_small_picture()], max_tokens=1, timeout_s=_WARM_S)
+                    vlm.generate("Hi", images=[_small_picture()], max_tokens=1, timeout_s=timeout_s)
         except VlmError as error:
             if process.poll() is not None:
                 raise process.failure() from error

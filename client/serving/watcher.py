@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 # Lost with the router's stub are the answers it owed, which only closed connections end, and the replicas that wait
 # for it to listen (seen on Triton 24.10): nothing less than a restart helps.
 _NEEDS_RESTART = "vlm"
+_SERVER = "tritonserver"  # in place of a model
 # Models are loaded side by side, but for these: the ensemble that holds both comes and goes with each of them.
 _ENSEMBLES = {"image_decode": "image_embedding", "vision_encoder": "image_embedding"}
 _RESTARTS = 6  # in a row, before the server is given up: what lost a stage may go on while it starts
@@ -62,6 +63,18 @@ class Watcher:
             else:
                 self._begin(model)
 
+    def revive(self, end: ServeError) -> None:
+        """Start a tritonserver again that has ended by itself, as 24.10 does at some losses of a stub.
+
+        Raises:
+            ServeError: `end` itself when this goes on, or what came of the last try to start it.
+        """
+        pause_s = self._pause_s(_SERVER)
+        if self._mended[_SERVER][1] >= _RESTARTS:
+            raise end
+        time.sleep(pause_s)
+        self._restart(str(end))
+
     def check(self) -> None:
         """Look after the reloads that were begun (ServeError as for `mend`)."""
         for model, reload in list(self._reloads.items()):
@@ -96,7 +109,7 @@ class Watcher:
         log.warning("model %s is back after %.1f s", model, time.monotonic() - begin)
 
     def _restart(self, reason: str) -> None:
-        log.warning("restarting tritonserver: %s", reason)
+        log.warning("starting tritonserver again: %s", reason)
         self.close()
         self._reloads, self._lost_again, self._lines, self._given_up = {}, set(), {}, threading.Event()
         self._start_again()

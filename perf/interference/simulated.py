@@ -18,14 +18,13 @@ import numpy as np
 from perf.interference.bound import Profile
 from perf.interference.workload import BURST_PICTURES, TOKENS, Request, Seen, Summary, requests, summary
 from perf.plant import settings
-from python_backends.engines.slices import PrefillSlices
+from python_backends.engines.slices import PICTURE_PATIENCE, TEXT_PATIENCE, PrefillSlices
 from python_backends.engines.step_size import StepSize
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Submit
 from python_backends.scheduling.scheduler import Scheduler
 
 VISUAL, TEXT_PROMPT, QUESTION = 196, 50, 40
 KV_BLOCK = 32
-TBT_SLO_S = 0.14
 SECONDS = 150.0  # long enough for the burst to be answered while text still comes
 
 
@@ -37,6 +36,8 @@ class Arrangement:
     chunk: int = 256  # prompt tokens in a step, at most
     slice_tokens: int = 0  # at least, while others decode; 0: prompts go in whole, in order of arrival
     encode_share: float = 0.5  # of the CPU, while the token loop runs too
+    turns: bool = False  # beyond its share encode gets what steps without prompt tokens leave of half of tbt_slo_s
+    tbt_slo_s: float = 0.14
     aging_s: float = 60.0
     policy: str = "slo"
     budgets: bool = True
@@ -84,12 +85,13 @@ class Machine:
     def run(self) -> list[Seen]:
         """All requests to their ends."""
         self._slices = PrefillSlices(KV_BLOCK, lambda _: _Slice(self, self._steps))
-        self._step_size = StepSize(self.how.slice_tokens, self.how.chunk, TBT_SLO_S)
+        self._step_size = StepSize(self.how.slice_tokens, self.how.chunk, self.how.tbt_slo_s)
         self.seen = [Seen(bool(request.images)) for request in self.sent]
         self._scheduler = Scheduler(
             settings(
                 policy=self.how.policy, budgets=self.how.budgets, encode_budget_tokens=4 * VISUAL,
-                prefill_budget_tokens=32768, largest_item_tokens=VISUAL, tbt_slo_s=TBT_SLO_S, aging_s=self.how.aging_s,
+                prefill_budget_tokens=32768, largest_item_tokens=VISUAL, tbt_slo_s=self.how.tbt_slo_s,
+                aging_s=self.how.aging_s,
             )
         )  # fmt: skip
         waiting = deque(enumerate(self.sent))
@@ -127,7 +129,8 @@ class Machine:
     def _submit(self, number: int, prompt: int) -> None:
         self._running[number] = _Sequence(prompt)
         if self.how.slice_tokens:
-            self._slices.add(number, np.zeros((1, prompt, 1), np.float32))
+            patience = TEXT_PATIENCE if prompt == TEXT_PROMPT else PICTURE_PATIENCE
+            self._slices.add(number, np.zeros((1, prompt, 1), np.float32), patience=patience)
         else:
             self._line.append(number)
 
@@ -138,17 +141,22 @@ class Machine:
 
     def _step(self) -> None:
         decoding = [number for number, s in self._running.items() if s.ready == s.prompt]
-        prefilled, done = self._prefill_slices(bool(decoding)) if self.how.slice_tokens else self._prefill_line()
+        prefilled, done = self._prefill_slices(len(decoding)) if self.how.slice_tokens else self._prefill_line()
         p, begin = self.profile, self.now
         beside = p.prefill_s * len(decoding) if prefilled else p.step_s + p.prefill_s * max(0, len(decoding) - 1)
-        share = self.how.encode_share if self._encoding else 0.0
-        self._pass((prefilled * p.prefill_s + beside) / (self.cores * (1 - share)), share)
+        alone_s = (prefilled * p.prefill_s + beside) / self.cores
+        share = self._share(alone_s, prefills=prefilled > 0) if self._encoding else 0.0
+        self._pass(alone_s / (1 - share), share)
         self._steps += 1
-        self._step_size.took(prefilled, self.now - begin)
+        self._step_size.took(prefilled, len(decoding), self.now - begin)
         for number in (*done, *decoding):
             self._token(number)
 
-    def _prefill_slices(self, decoding: bool) -> tuple[int, list[int]]:
+    def _share(self, step_s: float, *, prefills: bool) -> float:
+        spare = 1 - step_s / (self.how.tbt_slo_s / 2) if self.how.turns and not prefills else 0.0
+        return max(spare, self.how.encode_share)
+
+    def _prefill_slices(self, decoding: int) -> tuple[int, list[int]]:
         """Prompt tokens of this step, and the sequences whose prompts end in it."""
         ready, prefilled = self._slices.begin_step(self._step_size.room(decoding))
         done = [number for number, _ in ready]
@@ -197,9 +205,8 @@ class Machine:
             self._do(self._scheduler.tick(self.now))
 
 
-# deployments/bench-cpu.yaml under the burst: beside a token loop whose threads wait for one another an encoder of one
-# thread gets nearly a core, whatever its nice level
-SERVED = Arrangement("bench-cpu.yaml: encode share 50%, steps of 32 to 128", 128, 32)
+SERVED = Arrangement("bench-cpu.yaml", 128, 32, 0.2, turns=True, tbt_slo_s=0.24)
+STEADY = replace(SERVED, name="the same, tbt_slo_ms 140", tbt_slo_s=0.14)
 
 
 def arrangements() -> Iterator[Arrangement]:
@@ -207,6 +214,7 @@ def arrangements() -> Iterator[Arrangement]:
     yield Arrangement("monolith", monolith=True)
     yield Arrangement("fcfs, no budgets", policy="fcfs", budgets=False)
     yield SERVED
+    yield STEADY
     yield replace(SERVED, name="the same, aging 5 s", aging_s=5.0)
     for share in (0.5, 0.33, 0.25, 0.1):
         for chunk, slice_tokens in ((256, 0), (64, 0), (128, 128), (64, 64), (32, 32), (128, 32)):

@@ -6,6 +6,7 @@ of `step`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import time
@@ -30,11 +31,12 @@ from python_backends.engines.protocol import (
     Submission,
     VisualRows,
 )
-from python_backends.engines.slices import PrefillSlices
+from python_backends.engines.slices import PICTURE_PATIENCE, TEXT_PATIENCE, PrefillSlices
 from python_backends.engines.step_size import StepSize
 from python_backends.engines.text_engine import TextEngine
 from python_backends.pools import TextPool
 from python_backends.sampling import SamplingParams
+from python_backends.workers.turns import GivingWay
 
 KV_BLOCK_TOKENS = 32  # OpenVINO's block size on CPUs
 _FIRST_SLICE_ID = 1 << 63  # beyond every request's
@@ -82,6 +84,8 @@ class LlmEngine(TextEngine[_Sequence]):
         self._slices = PrefillSlices(KV_BLOCK_TOKENS, self._start_slice) if pool.prefill_slice_tokens else None
         slo_s = self._deployment.scheduler.tbt_slo_ms / 1e3
         self._step_size = StepSize(pool.prefill_slice_tokens, pool.prefill_tokens, slo_s)
+        vision = self._deployment.pools.vision
+        self._encode = GivingWay(vision.instances, vision.cpu_share) if vision.gives_way else None
         self._slice_ids = itertools.count(_FIRST_SLICE_ID)
         self._warm_up()
         self._prompt_tokens = self._reused_tokens = 0
@@ -91,18 +95,29 @@ class LlmEngine(TextEngine[_Sequence]):
         begin = time.monotonic()
         for sequence in self._sequences.values():
             sequence.scheduled_s = sequence.scheduled_s or begin
-        prompt_tokens = self._fill_step()
+        decoding = sum(sequence.started for sequence in self._sequences.values())
+        lost_s = self._give_encode_a_turn(decoding)
+        begin += lost_s
+        prompt_tokens = self._fill_step(decoding, lost_s)
         if self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
+            with self._encode.stopped() if self._encode else contextlib.nullcontext():
+                self._pipeline.step()
         now = time.monotonic()
-        self._step_size.took(prompt_tokens, now - begin)
+        self._step_size.took(prompt_tokens, decoding, now - begin)
         return self._collect(now)
 
-    def _fill_step(self) -> int:
-        """Start the slices and prompts of the next step; gives their tokens."""
+    def _give_encode_a_turn(self, decoding: int) -> float:
+        """Seconds that encode had before this step: what decode can spare, unless prompts need it."""
+        if self._encode is None:
+            return 0.0
+        prefills = decoding < len(self._sequences)
+        return self._encode.give_turn(0.0 if prefills else self._step_size.spare_s(decoding))
+
+    def _fill_step(self, decoding: int, lost_s: float) -> int:
+        """Start the slices and prompts of the next step, `lost_s` after the last; gives their tokens."""
         if self._slices is None:
             return 0
-        room = self._step_size.room(any(sequence.started for sequence in self._sequences.values()))
+        room = self._step_size.room(decoding, lost_s)
         ready, tokens = self._slices.begin_step(room)
         for request_id, embeddings in ready:
             sequence = self._sequences[request_id]
@@ -116,7 +131,8 @@ class LlmEngine(TextEngine[_Sequence]):
         if self._slices is None:
             handle = self._start(request_id, embeddings, submission.sampling)
         else:
-            self._slices.add(request_id, embeddings, cached)
+            has_pictures = (submission.tokens == VISUAL_TOKEN).any()
+            self._slices.add(request_id, embeddings, cached, PICTURE_PATIENCE if has_pictures else TEXT_PATIENCE)
         self._sequences[request_id] = _Sequence(handle, submission.sampling, time.monotonic())
         self._prompt_tokens += embeddings.shape[1]
         self._reused_tokens += cached

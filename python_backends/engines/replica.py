@@ -19,6 +19,7 @@ from python_backends.engines.protocol import HEARTBEAT_S, NO_NEWS, Finish, StepR
 from python_backends.errors import invalid
 from python_backends.workers import SupervisedWorker, WorkerSpec
 from python_backends.workers.targets import gpu_environment
+from python_backends.workers.turns import set_going
 
 _LOAD_S = {"cpu": 120.0, "gpu": 900.0}  # tens of gigabytes from a network file system, and CUDA graphs for every batch
 
@@ -62,6 +63,7 @@ class DecoderReplica:
             environment=gpu_environment(gpus),
         )
         self._tell_death = on_death
+        self._stops_encode = deployment.pools.vision.gives_way
         self._lock = threading.Lock()  # guards all below
         self._sink: ReportSink | None = None
         self._active: set[int] = set()
@@ -141,6 +143,8 @@ class DecoderReplica:
                 self._send(report)
 
     def _on_death(self, reason: str) -> None:
+        if self._stops_encode:
+            set_going()
         if self._tell_death:
             self._tell_death(reason)
         with self._lock:

@@ -6,9 +6,9 @@ it adds to the wait of those behind it. A slice is a request of its own, of the 
 first token; the next one finds it in the prefix cache. How much a step takes is `engines.step_size`'s to say.
 
 The prompt with the fewest tokens left goes first (shortest remaining processing time), or a text of five slices would
-wait for a prompt with many pictures after all. A prompt of n tokens lets _PATIENCE * n tokens of later ones pass: none
+wait for a prompt with many pictures after all. A prompt of n tokens lets `patience` * n tokens of later ones pass: none
 that comes after those goes before it. Earlier ones don't count: they would make a long line of pictures one of equals,
-with text at its end.
+with text at its end. Text has little patience: the longest of the texts would be the one that waits for all others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class SliceHandle(Protocol):
         """End it."""
 
 
-_PATIENCE = 8
+TEXT_PATIENCE = 1
+PICTURE_PATIENCE = 8
 
 
 @dataclass(eq=False)
@@ -41,6 +42,7 @@ class _Prompt:
     embeddings: NDArray[np.float32]  # [1, tokens, hidden]
     done: int  # tokens that are in the engine's cache
     number: int  # in order of arrival
+    patience: float
     passed: int = 0  # tokens of later ones that went into the engine meanwhile
 
     @property
@@ -49,7 +51,7 @@ class _Prompt:
 
     def rank(self) -> float:
         """Who has the least goes first."""
-        return self.left - self.passed / _PATIENCE
+        return self.left - self.passed / self.patience
 
 
 class PrefillSlices:
@@ -63,9 +65,12 @@ class PrefillSlices:
         self._numbers = itertools.count()
         self._running: tuple[_Prompt, int, SliceHandle] | None = None  # with where its slice ends
 
-    def add(self, request_id: int, embeddings: NDArray[np.float32], cached: int = 0) -> None:
+    def add(
+        self, request_id: int, embeddings: NDArray[np.float32], cached: int = 0, patience: float = PICTURE_PATIENCE
+    ) -> None:
         """A prompt, `cached` tokens of which the engine's cache holds; `begin_step` gives it back at its last slice."""
-        self._waiting.append(_Prompt(request_id, embeddings, self._whole_blocks(cached), next(self._numbers)))
+        done, number = self._whole_blocks(cached), next(self._numbers)
+        self._waiting.append(_Prompt(request_id, embeddings, done, number, patience))
 
     def cancel(self, request_id: int) -> None:
         """Forget a prompt, and end its slice."""

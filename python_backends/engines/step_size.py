@@ -7,37 +7,67 @@ budgets follow the slack of decode).
 
 from __future__ import annotations
 
-_KEEP = 0.7  # of what was known, at every step
+_KEEP = 0.95  # of what was known, at every step: some twenty steps count
+_DOUBT = 64.0  # tokens squared: steps whose sizes differ by less don't tell a token's time from a step's
 
 
 class StepSize:
-    """From the times of past steps; pure."""
+    """From the times of past steps, by a line through them: so much a step, and so much a token in it. No I/O.
+
+    A sequence that decodes adds one token to a step.
+    """
 
     def __init__(self, least: int, most: int, slo_s: float) -> None:
         """Prompt tokens of a step, within `least` and `most`; the time between tokens shall be `slo_s`."""
         self._least = least
         self._most = most
         self._slo_s = slo_s
-        self._decode_s: float | None = None  # a step without prompt tokens
-        self._token_s: float | None = None  # what a prompt token adds
+        self._steps = self._tokens = self._seconds = 0.0  # sums over past steps, the older the less
+        self._tokens_squared = self._products = 0.0
+        self._waited = False  # prompts, in the last step
 
-    def room(self, decoding: bool) -> int:
-        """Prompt tokens of the next step; `decoding`: sequences wait for its tokens."""
+    def room(self, decoding: int, lost_s: float = 0.0) -> int:
+        """Prompt tokens of the next step; `decoding` sequences wait for their tokens, and have for `lost_s`.
+
+        They come in multiples of `least`. None after lost time that they don't fit in beside, but never for two steps
+        in a row.
+        """
         if not decoding:
             return self._most  # nobody stutters
-        if self._token_s is None:
+        if not self._steps:
             return self._least
-        left_s = self._slo_s - (self._decode_s or 0.0)
-        return int(max(self._least, min(self._most, left_s / self._token_s)))
+        step_s, token_s = self._line()
+        tokens = (self._slo_s - lost_s - step_s) / token_s - decoding
+        may_wait = lost_s > 0 and not self._waited
+        room = min(self._most, max(0 if may_wait else 1, int(tokens / self._least)) * self._least)
+        self._waited = room == 0
+        return room
 
-    def took(self, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many prompt tokens took so long."""
-        if prompt_tokens:
-            added_s = max(seconds - (self._decode_s or 0.0), 1e-6)
-            self._token_s = _smoothed(self._token_s, added_s / prompt_tokens)
-        else:
-            self._decode_s = _smoothed(self._decode_s, seconds)
+    def spare_s(self, decoding: int) -> float:
+        """What a step without prompt tokens leaves of half the SLO.
 
+        All of it would double the time that answers take, and with it the sequences that every step carries.
+        """
+        if not self._steps:
+            return 0.0
+        step_s, token_s = self._line()
+        return max(0.0, self._slo_s / 2 - step_s - decoding * token_s)
 
-def _smoothed(known: float | None, new: float) -> float:
-    return new if known is None else _KEEP * known + (1 - _KEEP) * new
+    def took(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
+        """A step with so many of each took so long."""
+        tokens = prompt_tokens + decoding
+        self._steps = _KEEP * self._steps + 1
+        self._tokens = _KEEP * self._tokens + tokens
+        self._seconds = _KEEP * self._seconds + seconds
+        self._tokens_squared = _KEEP * self._tokens_squared + tokens**2
+        self._products = _KEEP * self._products + tokens * seconds
+
+    def _line(self) -> tuple[float, float]:
+        """Seconds of a step, and of a token: least squares, pulled to no time of its own where steps are alike."""
+        tokens, seconds = self._tokens / self._steps, self._seconds / self._steps
+        variance = self._tokens_squared / self._steps - tokens**2
+        covariance = self._products / self._steps - tokens * seconds
+        whole_s = seconds / max(tokens, 1.0)  # of a token, if a step takes no time of its own
+        token_s = (covariance + _DOUBT * whole_s) / (variance + _DOUBT)
+        token_s = min(max(token_s, 1e-6), max(whole_s, 1e-6))
+        return max(0.0, seconds - token_s * tokens), token_s

@@ -26,7 +26,9 @@ from python_backends.errors import ServingError, Status, invalid, untagged
 from python_backends.media.tiling import Size
 from python_backends.scheduling.window import BatchWindow
 from python_backends.workers import SupervisedWorker, WorkerSpec
+from python_backends.workers.supervisor import SILENCE_S
 from python_backends.workers.targets import gpu_environment
+from python_backends.workers.turns import MARK, OFTEN_STOPPED_S
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +90,9 @@ class EncodeStage:
                 slots=2,
                 slot_bytes=self._tower.slot_bytes,
                 call_timeout_s=pool.timeout_ms / 1000,
+                silence_s=OFTEN_STOPPED_S if pool.gives_way else SILENCE_S,
                 nice=pool.nice,
-                environment=gpu_environment(gpus),
+                environment={**gpu_environment(gpus), **({MARK: "1"} if pool.gives_way else {})},
             ),
             on_death=on_death,
         )

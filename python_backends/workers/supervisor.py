@@ -49,6 +49,7 @@ class WorkerSpec:
     call_timeout_s: float = 30.0  # work that takes longer is a hang: the worker is killed
     load_timeout_s: float = 120.0
     environment: Mapping[str, str] = field(default_factory=dict)  # on top of the stub's own
+    silence_s: float = SILENCE_S  # of a process that is stopped by a signal: longer is a hang
     nice: int = 0  # 19 yields most: what runs behind latency-bound work takes only the time that it leaves
 
 
@@ -236,7 +237,7 @@ class SupervisedWorker:
                     return hang
             else:
                 silent_s = time.monotonic() - heard
-                if silent_s > self.spec.call_timeout_s or (silent_s > SILENCE_S and self._is_stopped()):
+                if silent_s > self.spec.call_timeout_s or (silent_s > self.spec.silence_s and self._is_stopped()):
                     return f"hung: silent for {silent_s:.1f} s"
 
     def _hang(self, heartbeat: Heartbeat, now: float) -> str | None:
