@@ -71,7 +71,7 @@ class VisionPool(_Pool):
     # auto: bf16 where the CPU has AMX, else f32; on GPUs f16, of Qwen2.5-VL bf16
     precision: Literal["auto", "f32", "bf16", "f16"] = "auto"
     threads: int = Field(0, ge=0, le=256)  # 0: all cores
-    nice: int = Field(0, ge=0, le=19)  # over 0: encode takes only the CPU time that the token loop leaves
+    nice: int = Field(0, ge=0, le=19)  # of encode; beside a token loop on the same cores `cpu_share` does more
     # below 1: encode stands still in the steps of the token loop and has turns between them, this share of the time at
     # least while it has work; 1: both run side by side
     cpu_share: float = Field(1.0, gt=0, le=1)

@@ -1,7 +1,7 @@
 """A burst of 64 pictures in 16 requests while text comes at 1.5 requests a second: who pays for it.
 
     python -m perf.interference [--arrangements monolith,fcfs,served,steady] [--seconds 60] [--output FOLDER]
-    python -m perf.interference --arrangements served --set pools.vision.nice=19 --set pools.text.prefill_tokens=64
+    python -m perf.interference --arrangements served --set pools.vision.cpu_share=0.3 --set scheduler.tbt_slo_ms=150
 
 Every arrangement runs the same text twice: alone, and with the burst in its midst.
 `monolith`: pictures encoded in the token loop of one process. `fcfs`: this product, policy fcfs without budgets.

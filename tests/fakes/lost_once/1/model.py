@@ -11,4 +11,4 @@ class TritonPythonModel:
             raise RuntimeError("lost while it was loaded")
 
     def execute(self, requests):
-        raise NotImplementedError
+        raise AssertionError("no test asks it anything")
