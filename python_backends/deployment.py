@@ -29,6 +29,7 @@ class RequestClass(Section):
     """Settings of one class of requests."""
 
     ttft_slo_ms: float = Field(gt=0)  # time to first token that this class is promised
+    ttft_slo_per_image_ms: float = Field(0, ge=0)  # and more for every picture of a request
     queue_limit: int = Field(256, ge=1)  # accepted and not yet handed to the LLM; more are refused
     weight: float = Field(1.0, gt=0)  # share of the server, among requests that have waited for aging_ms
 
@@ -48,7 +49,9 @@ class SchedulerSection(Section):
     budgets: bool = True  # false: only max_running bounds what runs
     encode_budget_tokens: int = Field(10_240, ge=1)  # visual tokens in encode at a time (UnifiedServe's value)
     prefill_budget_tokens: int = Field(2048, ge=1)  # prompt tokens with a replica and not yet prefilled
-    tbt_slo_ms: float = Field(200, gt=0)  # time between tokens; over it, the encode budget is tightened
+    # time between tokens: by its mean in each answer steps are sized (pools.text.prefill_slice_tokens); where one in
+    # twenty gaps is longer, the encode budget is tightened
+    tbt_slo_ms: float = Field(200, gt=0)
     aging_ms: float = Field(5000, ge=0)  # after so long nobody is overtaken by another class any more
     classes: RequestClasses = RequestClasses()
 

@@ -135,8 +135,8 @@ class TextPool(_Pool):
     max_running: int = Field(32, ge=1, le=1024)  # sequences in the token loop at a time
     prefill_tokens: int = Field(256, ge=16)  # prompt tokens in one step: bounds the gap that a prefill makes
     # over 0: prompts are prefilled in slices, the shortest rest first, and a step takes between this and prefill_tokens
-    # of them: as many as keep it within scheduler.tbt_slo_ms while others decode. Whole KV blocks of 32 tokens; needs
-    # prefix_caching. 0: whole prompts in order of arrival
+    # of them (of those with pictures half): while others decode, as many as keep their scheduler.tbt_slo_ms on the mean
+    # of each answer. Whole KV blocks of 32 tokens; needs prefix_caching. 0: whole prompts in order of arrival
     prefill_slice_tokens: int = Field(0, ge=0, multiple_of=32)
     kv_cache_mb: int = Field(512, ge=16)
     prefix_caching: bool = True

@@ -65,6 +65,11 @@ def test_how_much_of_a_prompt_is_an_answer_already_arrives_with_its_sequence() -
     assert [s.answered for s in there] == [0, 3]
 
 
+def test_when_the_first_token_is_due_arrives_with_its_sequence() -> None:
+    there = arrived([submission(1, [4], False), replace(submission(2, [2], False), due_s=17.25)])
+    assert [s.due_s for s in there] == [np.inf, 17.25]
+
+
 SUBMISSIONS = st.lists(st.tuples(st.lists(st.integers(1, 9), max_size=3), st.booleans()), min_size=1, max_size=6).map(
     lambda drawn: [submission(n + 1, images, paged) for n, (images, paged) in enumerate(drawn)]
 )
@@ -103,6 +108,8 @@ def test_every_sequence_gets_its_own_visual_tokens(submissions: list[Submission]
         ({"answered": np.array([1], np.int32)}, "answered: must have one element a sequence"),
         ({"answered": np.array([0, -1], np.int32)}, "answered: must have one element a sequence"),
         ({"answered": np.array([6, 0], np.int32)}, "answered: must have one element a sequence"),
+        ({"due_s": np.array([1.0])}, "due_s: must have one number a sequence"),
+        ({"due_s": np.array([1.0, np.nan])}, "due_s: must have one number a sequence"),
     ],
 )
 def test_tensors_that_do_not_fit_together_are_refused(change: dict[str, Any], sentence: str) -> None:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from python_backends.deployment import load_built_deployment
 from python_backends.engines.llm_openvino import LlmEngine
 from python_backends.engines.protocol import NO_VISUALS, Submission, submission_tensors
-from python_backends.engines.slices import PICTURE_PATIENCE, TEXT_PATIENCE, PrefillSlices
+from python_backends.engines.slices import PICTURES, TEXT, Kind, PrefillSlices
 from python_backends.sampling import SamplingParams
+
+MOST = 600  # prompt tokens in a step
 
 
 class FakeSlice:
@@ -38,14 +40,14 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.given: list[FakeSlice] = []
-        self.slices = PrefillSlices(32, self._start)
+        self.slices = PrefillSlices(32, MOST, self._start)
 
     def _start(self, embeddings: np.ndarray) -> FakeSlice:
         self.given.append(FakeSlice(embeddings.shape[1]))
         return self.given[-1]
 
-    def add(self, request_id: int, tokens: int, cached: int = 0, patience: float = PICTURE_PATIENCE) -> None:
-        self.slices.add(request_id, np.zeros((1, tokens, 2), np.float32), cached, patience)
+    def add(self, request_id: int, tokens: int, cached: int = 0, kind: Kind = PICTURES) -> None:
+        self.slices.add(request_id, np.zeros((1, tokens, 2), np.float32), kind, cached)
 
     def step(self, room: int) -> tuple[list[int], int]:
         """The prompts that go in whole, and the tokens of the step; slices of the step before are done."""
@@ -74,6 +76,21 @@ def test_short_prompts_share_a_step_and_a_slice_takes_the_room_that_they_leave()
     assert engine.step(100) == ([3, 2], 30 + 64)
     assert [s.tokens for s in engine.given] == [64]
     assert engine.step(31) == ([], 0)  # less than a block
+
+
+def test_pictures_take_half_of_the_largest_step_and_text_all_of_it() -> None:
+    engine = FakeEngine()
+    engine.add(1, 1000)
+    assert engine.step(MOST) == ([], 288)  # of 300, in whole blocks
+    engine.add(2, 580, kind=TEXT)
+    assert engine.step(MOST) == ([2], 580)
+    assert engine.step(64) == ([], 64)
+
+
+def test_one_block_of_pictures_goes_into_the_smallest_step() -> None:
+    slices = PrefillSlices(32, 32, lambda _: FakeSlice(0))
+    slices.add(1, np.zeros((1, 100, 2), np.float32), PICTURES)
+    assert slices.begin_step(32) == ([], 32)
 
 
 def test_what_the_cache_holds_is_not_sliced_again() -> None:
@@ -136,15 +153,15 @@ def test_a_line_of_long_prompts_does_not_keep_a_short_one_waiting() -> None:
 @given(
     tokens=st.integers(200, 1000),
     others=st.integers(65, 200),
-    patience=st.sampled_from([TEXT_PATIENCE, PICTURE_PATIENCE]),
+    kind=st.sampled_from([TEXT, PICTURES]),
 )
-def test_a_long_prompt_lets_only_so_much_pass(tokens: int, others: int, patience: int) -> None:
+def test_a_long_prompt_lets_only_so_much_pass(tokens: int, others: int, kind: Kind) -> None:
     engine = FakeEngine()
-    engine.add(0, tokens, patience=patience)
+    engine.add(0, tokens, kind=kind)
     # others come without end, one before every step
     out = run(engine, {count: (count + 1, others) for count in range(300)})
     # while so many times its tokens passed it, and it had slices itself; whole blocks fill a step by more than half
-    came_in_time = (patience * tokens + tokens) / 33 + 3
+    came_in_time = (kind.patience * tokens + tokens) / 33 + 3
     assert out.index(0) <= came_in_time
 
 

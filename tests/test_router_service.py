@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import threading
+import time
 from pathlib import Path
 
+from python_backends.deployment import BUILT_FILE
 from python_backends.engines.protocol import VISUAL_TOKEN
 from python_backends.errors import Status
 from python_backends.metrics import ALL, document
@@ -49,6 +52,24 @@ def test_images_keep_their_order_whatever_order_they_are_ready_in(artifacts: Pat
     image = [VISUAL_TOKEN] * TOKENS
     assert submission.tokens.tolist() == [*b"a", *image, *b"b", *image, *b"c", *image, *b":"]
     assert stages.visual_values[0] == [1.0] * TOKENS + [2.0] * TOKENS + [3.0] * TOKENS
+
+
+def test_first_token_is_due_by_the_slo_of_the_class_the_pictures_or_the_request_itself(artifacts: Path) -> None:
+    built = json.loads((artifacts / BUILT_FILE).read_text())
+    built["scheduler"]["classes"]["text"]["ttft_slo_ms"] = 1500
+    built["scheduler"]["classes"]["image"].update(ttft_slo_ms=1000, ttft_slo_per_image_ms=5000)
+    (artifacts / BUILT_FILE).write_text(json.dumps(built))
+    stages = FakeStages()
+
+    async def scenario(router: Router) -> None:
+        await router.serve(tensors("Q"), "{}", Recorder())
+        await router.serve(tensors("Q", gif(1), gif(2)), "{}", Recorder())
+        await router.serve(tensors("Q", gif(1)), '{"priority_class": "interactive"}', Recorder())
+        await router.serve(tensors("Q", gif(1)), '{"ttft_slo_ms": 700}', Recorder())
+
+    begin = time.monotonic()
+    run(artifacts, stages, scenario)
+    assert [round(s.due_s - begin, 0) for s in stages.submissions] == [2, 11, 3, 1]  # 1.5, 11, 3 and 0.7 s
 
 
 def test_bad_image_fails_its_request_with_its_index_and_no_other(artifacts: Path) -> None:

@@ -1,11 +1,11 @@
 """A burst of 64 pictures in 16 requests while text comes at 1.5 requests a second: who pays for it.
 
-    python -m perf.interference [--arrangements monolith,fcfs,served,steady] [--seconds 60] [--output FOLDER]
+    python -m perf.interference [--arrangements monolith,fcfs,served,faster] [--seconds 60] [--output FOLDER]
     python -m perf.interference --arrangements served --set pools.vision.cpu_share=0.3 --set scheduler.tbt_slo_ms=150
 
 Every arrangement runs the same text twice: alone, and with the burst in its midst.
 `monolith`: pictures encoded in the token loop of one process. `fcfs`: this product, policy fcfs without budgets.
-`served`: this product as deployments/bench-cpu.yaml says; `steady`: with a shorter time between tokens.
+`served`: this product as deployments/bench-cpu.yaml says; `faster`: with a longer time between tokens.
 Make the checkpoint first: python -m perf.bench_checkpoint
 Results go to OUTPUT/results.jsonl, one line a run.
 """
@@ -41,7 +41,7 @@ ARRANGEMENTS: Mapping[str, Mapping[str, Any]] = {
         "pools.vision.cpu_share": 1,
     },
     "served": {},
-    "steady": {"scheduler.tbt_slo_ms": 140},
+    "faster": {"scheduler.tbt_slo_ms": 140},
 }
 
 
@@ -78,7 +78,7 @@ def report(name: str, alone: Summary, burst: Summary, monolith: Summary | None) 
 def main() -> None:
     """Run all, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arrangements", default="monolith,fcfs,served,steady")
+    parser.add_argument("--arrangements", default="monolith,fcfs,served,faster")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long text comes")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the deployment")
     parser.add_argument("--output", type=Path, default=Path("build/interference"))

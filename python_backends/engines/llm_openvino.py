@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from python_backends.checkpoint import Checkpoint
 from python_backends.embeddings.region import PoolReader
+from python_backends.engines.pace import Pace
 from python_backends.engines.prefix import PrefixAccount
 from python_backends.engines.protocol import (
     VISUAL_TOKEN,
@@ -31,7 +32,7 @@ from python_backends.engines.protocol import (
     Submission,
     VisualRows,
 )
-from python_backends.engines.slices import PICTURE_PATIENCE, TEXT_PATIENCE, PrefillSlices
+from python_backends.engines.slices import PICTURES, TEXT, PrefillSlices
 from python_backends.engines.step_size import StepSize
 from python_backends.engines.text_engine import TextEngine
 from python_backends.pools import TextPool
@@ -48,9 +49,11 @@ _FINISH = {genai.GenerationFinishReason.STOP: Finish.STOP, genai.GenerationFinis
 class _Sequence:
     handle: Any  # None while its prompt is prefilled in slices
     sampling: SamplingParams
+    due_s: float  # its first token, by the SLO
     submitted_s: float
     scheduled_s: float | None = None  # begin of the first step that could take it up
     started: bool = False  # its first token is out
+    late: bool = False  # it came after `due_s`
     cancelled: bool = False
     reason: Finish = Finish.RUNNING  # as of the last token read
 
@@ -81,9 +84,10 @@ class LlmEngine(TextEngine[_Sequence]):
         self._prefixes = PrefixAccount(kv_blocks, KV_BLOCK_TOKENS)
         self._prompt_tokens = self._reused_tokens = 0  # since the last report
         # without slices the engine takes whole prompts, first come, first served
-        self._slices = PrefillSlices(KV_BLOCK_TOKENS, self._start_slice) if pool.prefill_slice_tokens else None
-        slo_s = self._deployment.scheduler.tbt_slo_ms / 1e3
-        self._step_size = StepSize(pool.prefill_slice_tokens, pool.prefill_tokens, slo_s)
+        sliced = pool.prefill_slice_tokens > 0
+        self._slices = PrefillSlices(KV_BLOCK_TOKENS, pool.prefill_tokens, self._start_slice) if sliced else None
+        self._step_size = StepSize(pool.prefill_slice_tokens, pool.prefill_tokens)
+        self._pace = Pace(self._deployment.scheduler.tbt_slo_ms / 1e3)
         vision = self._deployment.pools.vision
         self._encode = GivingWay(vision.instances, vision.cpu_share) if vision.gives_way else None
         self._slice_ids = itertools.count(_FIRST_SLICE_ID)
@@ -96,9 +100,9 @@ class LlmEngine(TextEngine[_Sequence]):
         for sequence in self._sequences.values():
             sequence.scheduled_s = sequence.scheduled_s or begin
         decoding = sum(sequence.started for sequence in self._sequences.values())
-        lost_s = self._give_encode_a_turn(decoding)
-        begin += lost_s
-        prompt_tokens = self._fill_step(decoding, lost_s)
+        self._give_encode_a_turn(decoding)
+        begin = time.monotonic()
+        prompt_tokens = self._fill_step(decoding, begin)
         if self._pipeline.has_non_finished_requests():
             with self._encode.stopped() if self._encode else contextlib.nullcontext():
                 self._pipeline.step()
@@ -106,18 +110,19 @@ class LlmEngine(TextEngine[_Sequence]):
         self._step_size.took(prompt_tokens, decoding, now - begin)
         return self._collect(now)
 
-    def _give_encode_a_turn(self, decoding: int) -> float:
-        """Seconds that encode had before this step: what decode can spare, unless prompts need it."""
+    def _give_encode_a_turn(self, decoding: int) -> None:
+        """Before a step encode has what decode can spare, unless prompts need it."""
         if self._encode is None:
-            return 0.0
+            return
         prefills = decoding < len(self._sequences)
-        return self._encode.give_turn(0.0 if prefills else self._step_size.spare_s(decoding))
+        spare_s = self._pace.slack_s(time.monotonic()) - self._step_size.decode_s(decoding)
+        self._encode.give_turn(0.0 if prefills else max(0.0, spare_s))
 
-    def _fill_step(self, decoding: int, lost_s: float) -> int:
-        """Start the slices and prompts of the next step, `lost_s` after the last; gives their tokens."""
-        if self._slices is None:
+    def _fill_step(self, decoding: int, now: float) -> int:
+        """Start the slices and prompts of the next step; gives their tokens."""
+        if self._slices is None or decoding == len(self._sequences):
             return 0
-        room = self._step_size.room(decoding, lost_s)
+        room = self._step_size.room(decoding, self._pace.slack_s(now))
         ready, tokens = self._slices.begin_step(room)
         for request_id, embeddings in ready:
             sequence = self._sequences[request_id]
@@ -132,8 +137,8 @@ class LlmEngine(TextEngine[_Sequence]):
             handle = self._start(request_id, embeddings, submission.sampling)
         else:
             has_pictures = (submission.tokens == VISUAL_TOKEN).any()
-            self._slices.add(request_id, embeddings, cached, PICTURE_PATIENCE if has_pictures else TEXT_PATIENCE)
-        self._sequences[request_id] = _Sequence(handle, submission.sampling, time.monotonic())
+            self._slices.add(request_id, embeddings, PICTURES if has_pictures else TEXT, cached)
+        self._sequences[request_id] = _Sequence(handle, submission.sampling, submission.due_s, time.monotonic())
         self._prompt_tokens += embeddings.shape[1]
         self._reused_tokens += cached
 
@@ -175,6 +180,7 @@ class LlmEngine(TextEngine[_Sequence]):
         tokens: list[int] = []
         finish: list[int] = []
         timing: list[float] = []
+        decode_s = self._step_size.decode_s(sum(sequence.started for sequence in self._sequences.values()))
         for request_id, sequence in list(self._sequences.items()):
             new = _read(sequence)
             reason = _finish_reason(sequence)
@@ -182,10 +188,12 @@ class LlmEngine(TextEngine[_Sequence]):
                 continue
             queue_ms = prefill_ms = 0.0
             if new and not sequence.started:
-                sequence.started = True
+                sequence.started, sequence.late = True, now > sequence.due_s
                 assert sequence.scheduled_s is not None
                 queue_ms = (sequence.scheduled_s - sequence.submitted_s) * 1e3
                 prefill_ms = (now - sequence.scheduled_s) * 1e3
+            if new:
+                self._pace.got_tokens(request_id, len(new), now, late=sequence.late, decode_s=decode_s)
             ids.append(request_id)
             counts.append(len(new))
             tokens.extend(new)
@@ -193,6 +201,7 @@ class LlmEngine(TextEngine[_Sequence]):
             timing += (queue_ms, prefill_ms)
             if reason is not Finish.RUNNING:
                 del self._sequences[request_id]
+                self._pace.ended(request_id)
         if not ids:
             return None
         return StepReport(

@@ -85,6 +85,7 @@ class Submission:
     visuals: VisualRows  # as many rows as there are VISUAL_TOKEN
     sampling: SamplingParams
     answered: int = 0  # of the tokens, the last ones that an engine made: it died, and the sequence goes on after them
+    due_s: float = np.inf  # when its SLO wants the first token, as CLOCK_MONOTONIC of this machine counts
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ def submission_tensors(submissions: Sequence[Submission]) -> dict[str, NDArray[A
         "token_counts": np.array([len(s.tokens) for s in submissions], np.int32),
         "sampling": np.array([s.sampling.model_dump_json().encode() for s in submissions], np.object_),
     }
+    if any(s.due_s < np.inf for s in submissions):
+        tensors["due_s"] = np.array([s.due_s for s in submissions])
     if any(s.answered for s in submissions):
         tensors["answered"] = np.array([s.answered for s in submissions], np.int32)
     copied = [s.visuals.copied for s in submissions if len(s.visuals.copied)]
@@ -200,10 +203,13 @@ def submissions_from_tensors(
     answered = tensors.get("answered", np.zeros_like(counts))
     if len(answered) != len(counts) or (answered < 0).any() or (answered >= counts).any():
         raise invalid("answered", "must have one element a sequence, from 0 to less than its tokens")
+    due_s = tensors.get("due_s", np.full(len(counts), np.inf))
+    if len(due_s) != len(counts) or np.isnan(due_s).any():
+        raise invalid("due_s", "must have one number a sequence")
     return [
-        Submission(int(request_id), prompt, rows, parse_sampling(text), int(made))
-        for request_id, prompt, rows, text, made in zip(
-            tensors["request_ids"], prompts, visuals, sampling, answered, strict=True
+        Submission(int(request_id), prompt, rows, parse_sampling(text), int(made), float(due))
+        for request_id, prompt, rows, text, made, due in zip(
+            tensors["request_ids"], prompts, visuals, sampling, answered, due_s, strict=True
         )
     ]
 

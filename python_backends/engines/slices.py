@@ -8,7 +8,7 @@ first token; the next one finds it in the prefix cache. How much a step takes is
 The prompt with the fewest tokens left goes first (shortest remaining processing time), or a text of five slices would
 wait for a prompt with many pictures after all. A prompt of n tokens lets `patience` * n tokens of later ones pass: none
 that comes after those goes before it. Earlier ones don't count: they would make a long line of pictures one of equals,
-with text at its end. Text has little patience: the longest of the texts would be the one that waits for all others.
+with text at its end.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ class SliceHandle(Protocol):
         """End it."""
 
 
-TEXT_PATIENCE = 1
-PICTURE_PATIENCE = 8
+@dataclass(frozen=True)
+class Kind:
+    """What a prompt holds, and how it is treated for it."""
+
+    patience: int  # see above
+    step_share: float  # of the largest step, that its slices take at most
+
+
+TEXT = Kind(patience=1, step_share=1.0)  # with more, the longest of the texts would be the one that waits for all
+PICTURES = Kind(patience=8, step_share=0.5)  # text that comes meanwhile waits for the step
 
 
 @dataclass(eq=False)
@@ -42,7 +50,7 @@ class _Prompt:
     embeddings: NDArray[np.float32]  # [1, tokens, hidden]
     done: int  # tokens that are in the engine's cache
     number: int  # in order of arrival
-    patience: float
+    kind: Kind
     passed: int = 0  # tokens of later ones that went into the engine meanwhile
 
     @property
@@ -51,26 +59,29 @@ class _Prompt:
 
     def rank(self) -> float:
         """Who has the least goes first."""
-        return self.left - self.passed / self.patience
+        return self.left - self.passed / self.kind.patience
 
 
 class PrefillSlices:
     """The prompts of one engine that are not in it whole yet; one slice is in the engine at a time."""
 
-    def __init__(self, block_tokens: int, start: Callable[[NDArray[np.float32]], SliceHandle]) -> None:
-        """`start` hands a slice [1, tokens, hidden] to the engine, whose cache has blocks of `block_tokens`."""
+    def __init__(
+        self, block_tokens: int, most_tokens: int, start: Callable[[NDArray[np.float32]], SliceHandle]
+    ) -> None:
+        """`start` hands a slice [1, tokens, hidden] to the engine, whose cache has blocks of `block_tokens`.
+
+        `most_tokens`: of prompts, that the largest step takes.
+        """
         self._block_tokens = block_tokens
+        self._most_tokens = most_tokens
         self._start = start
         self._waiting: list[_Prompt] = []  # in order of arrival
         self._numbers = itertools.count()
         self._running: tuple[_Prompt, int, SliceHandle] | None = None  # with where its slice ends
 
-    def add(
-        self, request_id: int, embeddings: NDArray[np.float32], cached: int = 0, patience: float = PICTURE_PATIENCE
-    ) -> None:
+    def add(self, request_id: int, embeddings: NDArray[np.float32], kind: Kind, cached: int = 0) -> None:
         """A prompt, `cached` tokens of which the engine's cache holds; `begin_step` gives it back at its last slice."""
-        done, number = self._whole_blocks(cached), next(self._numbers)
-        self._waiting.append(_Prompt(request_id, embeddings, done, number, patience))
+        self._waiting.append(_Prompt(request_id, embeddings, self._whole_blocks(cached), next(self._numbers), kind))
 
     def cancel(self, request_id: int) -> None:
         """Forget a prompt, and end its slice."""
@@ -89,7 +100,7 @@ class PrefillSlices:
         taken = 0
         while self._slice_is_done() and self._waiting:
             first = min(self._waiting, key=_Prompt.rank)
-            tokens = first.left if first.left <= room - taken else self._whole_blocks(room - taken)
+            tokens = self._tokens_of(first, room, taken)
             if tokens == first.left:
                 self._waiting.remove(first)
                 ready.append((first.request_id, first.embeddings))
@@ -100,6 +111,12 @@ class PrefillSlices:
             self._let_pass(first, tokens)
             taken += tokens
         return ready, taken
+
+    def _tokens_of(self, prompt: _Prompt, room: int, taken: int) -> int:
+        """What of it goes into a step; 0: nothing."""
+        share = max(self._block_tokens, int(prompt.kind.step_share * self._most_tokens))
+        left = max(0, min(room, share) - taken)
+        return prompt.left if prompt.left <= left else self._whole_blocks(left)
 
     def _slice_is_done(self) -> bool:
         if self._running is not None:

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step of the token loop takes while sequences decode: what the SLO of their tokens leaves.
+"""How many prompt tokens a step of the token loop takes while sequences decode: what their slack leaves.
 
 A small step wastes time (the weights are unpacked in every one), a large one makes all others stutter, and what a step
 can bear changes with what else the machine does: with pictures in encode a token takes twice as long (UnifiedServe:
@@ -7,6 +7,7 @@ budgets follow the slack of decode).
 
 from __future__ import annotations
 
+_MOST_WAITED = 3  # steps in a row that prompts wait for slack
 _KEEP = 0.95  # of what was known, at every step: some twenty steps count
 _DOUBT = 64.0  # tokens squared: steps whose sizes differ by less don't tell a token's time from a step's
 
@@ -17,41 +18,37 @@ class StepSize:
     A sequence that decodes adds one token to a step.
     """
 
-    def __init__(self, least: int, most: int, slo_s: float) -> None:
-        """Prompt tokens of a step, within `least` and `most`; the time between tokens shall be `slo_s`."""
+    def __init__(self, least: int, most: int) -> None:
+        """Prompt tokens of a step, within `least` and `most`."""
         self._least = least
         self._most = most
-        self._slo_s = slo_s
         self._steps = self._tokens = self._seconds = 0.0  # sums over past steps, the older the less
         self._tokens_squared = self._products = 0.0
-        self._waited = False  # prompts, in the last step
+        self._waited = 0  # steps, with prompts that wait
 
-    def room(self, decoding: int, lost_s: float = 0.0) -> int:
-        """Prompt tokens of the next step; `decoding` sequences wait for their tokens, and have for `lost_s`.
+    def room(self, decoding: int, slack_s: float) -> int:
+        """Prompt tokens of the next step; `decoding` sequences can wait `slack_s` for their tokens.
 
-        They come in multiples of `least`. None after lost time that they don't fit in beside, but never for two steps
-        in a row.
+        They come in multiples of `least`. None where they don't fit in, but never for more than `_MOST_WAITED` steps.
         """
         if not decoding:
             return self._most  # nobody stutters
-        if not self._steps:
-            return self._least
-        step_s, token_s = self._line()
-        tokens = (self._slo_s - lost_s - step_s) / token_s - decoding
-        may_wait = lost_s > 0 and not self._waited
-        room = min(self._most, max(0 if may_wait else 1, int(tokens / self._least)) * self._least)
-        self._waited = room == 0
+        room = self._fitting(decoding, slack_s) if self._steps else self._least
+        if not room and self._waited == _MOST_WAITED:
+            room = self._least
+        self._waited = 0 if room else self._waited + 1
         return room
 
-    def spare_s(self, decoding: int) -> float:
-        """What a step without prompt tokens leaves of half the SLO.
+    def _fitting(self, decoding: int, slack_s: float) -> int:
+        tokens = (slack_s - self.decode_s(decoding)) / self._line()[1]
+        return min(self._most, max(0, int(tokens / self._least)) * self._least)
 
-        All of it would double the time that answers take, and with it the sequences that every step carries.
-        """
+    def decode_s(self, decoding: int) -> float:
+        """What a step without prompt tokens takes; 0 while nothing is known."""
         if not self._steps:
             return 0.0
         step_s, token_s = self._line()
-        return max(0.0, self._slo_s / 2 - step_s - decoding * token_s)
+        return step_s + decoding * token_s
 
     def took(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
         """A step with so many of each took so long."""

@@ -147,7 +147,7 @@ class Router:
             try:
                 answer.encoded(await images.embed(ticket))
                 replica = await ticket.replica()
-                submission = self._submission(request, prompt, images, max_tokens)
+                submission = self._submission(request, prompt, images, job)
                 await self._stream(replica, submission, answer, ticket, images)
             finally:
                 ticket.close()
@@ -178,6 +178,7 @@ class Router:
 
     def _job(self, images: RequestImages, modality: Modality, urgency: Urgency, prompt: Prompt, max_tokens: int) -> Job:
         now = time.monotonic()
+        promised = getattr(self._deployment.scheduler.classes, modality.value)
         return Job(
             job_id=new_request_id(),
             modality=modality,
@@ -185,7 +186,7 @@ class Router:
             prompt_tokens=self._checkpoint.prompt_tokens(prompt.text_tokens, sum(images.tokens)),
             answer_tokens=max_tokens,
             arrived_s=now,
-            ttft_slo_s=urgency.ttft_slo_s(getattr(self._deployment.scheduler.classes, modality.value).ttft_slo_ms),
+            ttft_slo_s=urgency.ttft_slo_s(promised.ttft_slo_ms + len(images.tokens) * promised.ttft_slo_per_image_ms),
             deadline_s=now + urgency.deadline_ms / 1e3 if urgency.deadline_ms else None,
         )
 
@@ -208,12 +209,13 @@ class Router:
     def _most_images_in_encode(self) -> int:
         return max(1, self._deployment.scheduler.encode_budget_tokens // self._checkpoint.tokens_per_tile)
 
-    def _submission(self, request: VlmRequest, prompt: Prompt, images: RequestImages, max_tokens: int) -> Submission:
+    def _submission(self, request: VlmRequest, prompt: Prompt, images: RequestImages, job: Job) -> Submission:
         return Submission(
             request_id=new_request_id(),
             tokens=prompt.with_visual_tokens(images.tokens),
             visuals=images.rows(),
-            sampling=request.sampling.model_copy(update={"max_tokens": max_tokens}),
+            sampling=request.sampling.model_copy(update={"max_tokens": job.answer_tokens}),
+            due_s=job.arrived_s + job.ttft_slo_s,
         )
 
     def _check_context(self, request: VlmRequest, prompt: Prompt, visual_tokens: int) -> int:
