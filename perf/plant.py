@@ -28,7 +28,7 @@ def settings(**changes: Any) -> SchedulerSettings:
         "prefill_budget_tokens": 2048,
         "running_limit": 32,
         "aging_s": 5.0,
-        "tbt_slo_s": 0.1,
+        "longest_gap_s": 0.1,
         "largest_item_tokens": 256,
     }
     return SchedulerSettings(**{**values, **changes})

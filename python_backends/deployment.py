@@ -50,7 +50,7 @@ class SchedulerSection(Section):
     encode_budget_tokens: int = Field(10_240, ge=1)  # visual tokens in encode at a time (UnifiedServe's value)
     prefill_budget_tokens: int = Field(2048, ge=1)  # prompt tokens with a replica and not yet prefilled
     # time between tokens: by its mean in each answer steps are sized (pools.text.prefill_slice_tokens); where one in
-    # twenty gaps is longer, the encode budget is tightened
+    # twenty gaps is longer (with slices: three times as long), the encode budget is tightened
     tbt_slo_ms: float = Field(200, gt=0)
     aging_ms: float = Field(5000, ge=0)  # after so long nobody is overtaken by another class any more
     classes: RequestClasses = RequestClasses()

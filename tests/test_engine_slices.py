@@ -40,7 +40,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.given: list[FakeSlice] = []
-        self.slices = PrefillSlices(32, MOST, self._start)
+        self.slices = PrefillSlices(32, MOST // 2, self._start)
 
     def _start(self, embeddings: np.ndarray) -> FakeSlice:
         self.given.append(FakeSlice(embeddings.shape[1]))
@@ -87,10 +87,12 @@ def test_pictures_take_half_of_the_largest_step_and_text_all_of_it() -> None:
     assert engine.step(64) == ([], 64)
 
 
-def test_one_block_of_pictures_goes_into_the_smallest_step() -> None:
-    slices = PrefillSlices(32, 32, lambda _: FakeSlice(0))
-    slices.add(1, np.zeros((1, 100, 2), np.float32), PICTURES)
-    assert slices.begin_step(32) == ([], 32)
+def test_text_takes_what_pictures_leave_of_a_step_though_they_go_first() -> None:
+    engine = FakeEngine()
+    engine.add(1, 290)
+    engine.add(2, 400)
+    engine.add(3, 450, kind=TEXT)
+    assert engine.step(MOST) == ([1], 290 + 288)  # nothing of the second, and a slice of the text
 
 
 def test_what_the_cache_holds_is_not_sliced_again() -> None:

@@ -42,6 +42,25 @@ def test_one_that_began_late_leaves_its_time_to_others() -> None:
     assert pace.slack_s(0.0) == pytest.approx(4 * SLO_S)
 
 
+def test_who_was_held_up_for_long_catches_up_on_three_tokens_only() -> None:
+    pace = Pace(SLO_S)
+    pace.got_tokens(1, 1, 0.0, late=False, decode_s=0.02)
+    assert pace.slack_s(30.0) == pytest.approx(SLO_S - 30)
+    pace.got_tokens(1, 1, 30.0, late=False, decode_s=0.02)
+    assert pace.slack_s(30.0) == pytest.approx(-3 * SLO_S)
+
+
+def test_encode_may_have_what_decode_leaves_of_the_slack_but_one_token_s_time_at_the_most() -> None:
+    pace = Pace(SLO_S)
+    assert pace.spare_s(0.0, decode_s=0.02) == SLO_S  # nobody waits
+    pace.got_tokens(1, 1, 0.0, late=False, decode_s=0.02)
+    assert pace.spare_s(0.0, decode_s=0.02) == pytest.approx(SLO_S - 0.02)
+    assert pace.spare_s(1.0, decode_s=0.02) == 0
+    pace.got_tokens(2, 1, 0.0, late=True, decode_s=0.02)
+    pace.ended(1)
+    assert pace.spare_s(0.0, decode_s=0.02) == pytest.approx(SLO_S)
+
+
 def test_many_answers_leave_prompts_half_of_the_time() -> None:
     pace = Pace(SLO_S)
     pace.got_tokens(1, 1, 0.0, late=False, decode_s=0.06)

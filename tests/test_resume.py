@@ -77,6 +77,14 @@ def test_stream_over_deaths_is_the_undisturbed_stream(
     assert finished[-1] is Finish.LENGTH
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_that_goes_on_has_its_first_token_already(temperature: float) -> None:
+    sampling = SamplingParams(max_tokens=12, temperature=temperature)
+    resumption = Resumption(Submission(1, np.array(PROMPT, np.int32), NO_VISUALS, sampling, due_s=17.0))
+    assert resumption.next_submission([], NO_VISUALS).due_s == 17
+    assert resumption.next_submission([5], NO_VISUALS).due_s == np.inf
+
+
 def test_end_that_comes_with_repeated_tokens_only_is_not_lost() -> None:
     sampled = SamplingParams(max_tokens=4, temperature=1.0, seed=1)
     resumption = Resumption(Submission(1, np.array(PROMPT, np.int32), NO_VISUALS, sampled))

@@ -69,7 +69,9 @@ def test_first_token_is_due_by_the_slo_of_the_class_the_pictures_or_the_request_
 
     begin = time.monotonic()
     run(artifacts, stages, scenario)
-    assert [round(s.due_s - begin, 0) for s in stages.submissions] == [2, 11, 3, 1]  # 1.5, 11, 3 and 0.7 s
+    took_s = time.monotonic() - begin
+    for submission, slo_s in zip(stages.submissions, (1.5, 11.0, 3.0, 0.7), strict=True):
+        assert slo_s <= submission.due_s - begin <= slo_s + took_s
 
 
 def test_bad_image_fails_its_request_with_its_index_and_no_other(artifacts: Path) -> None:

@@ -152,7 +152,7 @@ def test_deadline_that_cannot_be_met_is_refused_from_the_measured_rates() -> Non
 
 
 def test_controller_tightens_over_the_slo_and_relaxes_with_slack() -> None:
-    controller = EncodeController(most=1000, least=100, tbt_slo_s=0.1)
+    controller = EncodeController(most=1000, least=100, longest_gap_s=0.1)
     for _ in range(20):
         controller.gap(0.3)
         controller.tick()
@@ -164,7 +164,7 @@ def test_controller_tightens_over_the_slo_and_relaxes_with_slack() -> None:
 
 
 def test_controller_gives_all_when_nobody_decodes() -> None:
-    controller = EncodeController(most=1000, least=100, tbt_slo_s=0.1)
+    controller = EncodeController(most=1000, least=100, longest_gap_s=0.1)
     controller.gap(0.3)
     assert controller.tick() < 1000
     assert controller.tick() == 1000

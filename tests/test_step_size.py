@@ -46,6 +46,12 @@ def test_prompts_wait_for_slack_and_are_not_starved(slack_s: float) -> None:
     assert [size.room(DECODING, slack_s) for _ in range(8)] == [0, 0, 0, 32] * 2
 
 
+def test_slack_without_end_fills_the_largest_step() -> None:
+    size = StepSize(32, 256)
+    machine(size, 60, step_s=0.03, token_s=0.002)
+    assert size.room(DECODING, slack_s=float("inf")) == 256
+
+
 def test_what_decode_takes_is_told_once_that_is_known() -> None:
     size = StepSize(32, 256)
     assert size.decode_s(DECODING) == 0

@@ -18,7 +18,7 @@ import numpy as np
 from perf.interference.bound import Profile
 from perf.interference.workload import BURST_PICTURES, TOKENS, Request, Seen, Summary, requests, summary
 from perf.plant import settings
-from python_backends.engines.pace import Pace
+from python_backends.engines.pace import MOST_AHEAD, Pace
 from python_backends.engines.slices import PICTURES, TEXT, PrefillSlices
 from python_backends.engines.step_size import StepSize
 from python_backends.scheduling.jobs import Action, Encode, Job, Modality, Submit
@@ -85,14 +85,16 @@ class Machine:
 
     def run(self) -> list[Seen]:
         """All requests to their ends."""
-        self._slices = PrefillSlices(KV_BLOCK, self.how.chunk, lambda _: _Slice(self, self._steps))
-        self._step_size = StepSize(self.how.slice_tokens, self.how.chunk)
+        least, most = self.how.slice_tokens, self.how.chunk
+        self._slices = PrefillSlices(KV_BLOCK, max(least, most // 2), lambda _: _Slice(self, self._steps))
+        self._step_size = StepSize(least, most)
         self._pace = Pace(self.how.tbt_slo_s)
         self.seen = [Seen(bool(request.images)) for request in self.sent]
+        longest_gap_s = self.how.tbt_slo_s * (MOST_AHEAD if self.how.slice_tokens else 1)
         self._scheduler = Scheduler(
             settings(
-                policy=self.how.policy, budgets=self.how.budgets, encode_budget_tokens=4 * VISUAL,
-                prefill_budget_tokens=32768, largest_item_tokens=VISUAL, tbt_slo_s=self.how.tbt_slo_s,
+                policy=self.how.policy, budgets=self.how.budgets, encode_budget_tokens=2 * VISUAL,
+                prefill_budget_tokens=32768, largest_item_tokens=VISUAL, longest_gap_s=longest_gap_s,
                 aging_s=self.how.aging_s,
             )
         )  # fmt: skip

@@ -85,14 +85,17 @@ class LlmEngine(TextEngine[_Sequence]):
         self._prompt_tokens = self._reused_tokens = 0  # since the last report
         # without slices the engine takes whole prompts, first come, first served
         sliced = pool.prefill_slice_tokens > 0
-        self._slices = PrefillSlices(KV_BLOCK_TOKENS, pool.prefill_tokens, self._start_slice) if sliced else None
-        self._step_size = StepSize(pool.prefill_slice_tokens, pool.prefill_tokens)
+        least, most = pool.prefill_slice_tokens, pool.prefill_tokens
+        of_pictures = max(least, most // 2)
+        self._slices = PrefillSlices(KV_BLOCK_TOKENS, of_pictures, self._start_slice) if sliced else None
+        self._step_size = StepSize(least, most)
         self._pace = Pace(self._deployment.scheduler.tbt_slo_ms / 1e3)
         vision = self._deployment.pools.vision
         self._encode = GivingWay(vision.instances, vision.cpu_share) if vision.gives_way else None
         self._slice_ids = itertools.count(_FIRST_SLICE_ID)
         self._warm_up()
         self._prompt_tokens = self._reused_tokens = 0
+        self._step_size = StepSize(least, most)  # compiling kernels is no step's time
 
     def step(self) -> StepReport | None:
         """One step of the token loop: prefill chunks and one token for each running sequence."""
@@ -107,7 +110,8 @@ class LlmEngine(TextEngine[_Sequence]):
             with self._encode.stopped() if self._encode else contextlib.nullcontext():
                 self._pipeline.step()
         now = time.monotonic()
-        self._step_size.took(prompt_tokens, decoding, now - begin)
+        if self._slices is not None or decoding == len(self._sequences):  # of whole prompts nobody counts the tokens
+            self._step_size.took(prompt_tokens, decoding, now - begin)
         return self._collect(now)
 
     def _give_encode_a_turn(self, decoding: int) -> None:
@@ -115,8 +119,8 @@ class LlmEngine(TextEngine[_Sequence]):
         if self._encode is None:
             return
         prefills = decoding < len(self._sequences)
-        spare_s = self._pace.slack_s(time.monotonic()) - self._step_size.decode_s(decoding)
-        self._encode.give_turn(0.0 if prefills else max(0.0, spare_s))
+        spare_s = self._pace.spare_s(time.monotonic(), self._step_size.decode_s(decoding))
+        self._encode.give_turn(0.0 if prefills else spare_s)
 
     def _fill_step(self, decoding: int, now: float) -> int:
         """Start the slices and prompts of the next step; gives their tokens."""

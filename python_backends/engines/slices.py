@@ -3,7 +3,8 @@
 The engine prefills first come, first served; a prompt with pictures holds everybody up for seconds on a small machine.
 Chunked prefill (Sarathi-Serve, Agrawal et al. 2024, section 4) bounds what a prompt adds to one step; this bounds what
 it adds to the wait of those behind it. A slice is a request of its own, of the prompt up to here, that ends with its
-first token; the next one finds it in the prefix cache. How much a step takes is `engines.step_size`'s to say.
+first token; the next one finds it in the prefix cache. How much a step takes is `engines.step_size`'s to say; prompts
+with pictures don't fill it.
 
 The prompt with the fewest tokens left goes first (shortest remaining processing time), or a text of five slices would
 wait for a prompt with many pictures after all. A prompt of n tokens lets `patience` * n tokens of later ones pass: none
@@ -37,11 +38,11 @@ class Kind:
     """What a prompt holds, and how it is treated for it."""
 
     patience: int  # see above
-    step_share: float  # of the largest step, that its slices take at most
+    fills_steps: bool  # or leaves room for text, which comes meanwhile and waits for the step
 
 
-TEXT = Kind(patience=1, step_share=1.0)  # with more, the longest of the texts would be the one that waits for all
-PICTURES = Kind(patience=8, step_share=0.5)  # text that comes meanwhile waits for the step
+TEXT = Kind(patience=1, fills_steps=True)  # with more, the longest of the texts would be the one that waits for all
+PICTURES = Kind(patience=8, fills_steps=False)
 
 
 @dataclass(eq=False)
@@ -66,14 +67,14 @@ class PrefillSlices:
     """The prompts of one engine that are not in it whole yet; one slice is in the engine at a time."""
 
     def __init__(
-        self, block_tokens: int, most_tokens: int, start: Callable[[NDArray[np.float32]], SliceHandle]
+        self, block_tokens: int, of_pictures: int, start: Callable[[NDArray[np.float32]], SliceHandle]
     ) -> None:
         """`start` hands a slice [1, tokens, hidden] to the engine, whose cache has blocks of `block_tokens`.
 
-        `most_tokens`: of prompts, that the largest step takes.
+        `of_pictures`: the most tokens that a step takes of prompts with pictures, at least a block.
         """
         self._block_tokens = block_tokens
-        self._most_tokens = most_tokens
+        self._of_pictures = of_pictures
         self._start = start
         self._waiting: list[_Prompt] = []  # in order of arrival
         self._numbers = itertools.count()
@@ -98,24 +99,29 @@ class PrefillSlices:
         """
         ready: list[tuple[int, NDArray[np.float32]]] = []
         taken = 0
-        while self._slice_is_done() and self._waiting:
-            first = min(self._waiting, key=_Prompt.rank)
+        while self._slice_is_done() and (first := self._first(room, taken)):
             tokens = self._tokens_of(first, room, taken)
             if tokens == first.left:
                 self._waiting.remove(first)
                 ready.append((first.request_id, first.embeddings))
-            elif tokens:
-                self._start_slice(first, tokens)
             else:
-                break
+                self._start_slice(first, tokens)
             self._let_pass(first, tokens)
             taken += tokens
         return ready, taken
 
+    def _first(self, room: int, taken: int) -> _Prompt | None:
+        """Who goes next into the step, if there is room: of all, else of those that fill steps."""
+        for among in (self._waiting, [prompt for prompt in self._waiting if prompt.kind.fills_steps]):
+            first = min(among, key=_Prompt.rank, default=None)
+            if first is not None and self._tokens_of(first, room, taken):
+                return first
+        return None
+
     def _tokens_of(self, prompt: _Prompt, room: int, taken: int) -> int:
         """What of it goes into a step; 0: nothing."""
-        share = max(self._block_tokens, int(prompt.kind.step_share * self._most_tokens))
-        left = max(0, min(room, share) - taken)
+        most = room if prompt.kind.fills_steps else min(room, self._of_pictures)
+        left = max(0, most - taken)
         return prompt.left if prompt.left <= left else self._whole_blocks(left)
 
     def _slice_is_done(self) -> bool:

@@ -40,8 +40,8 @@ class StepSize:
         return room
 
     def _fitting(self, decoding: int, slack_s: float) -> int:
-        tokens = (slack_s - self.decode_s(decoding)) / self._line()[1]
-        return min(self._most, max(0, int(tokens / self._least)) * self._least)
+        tokens = min((slack_s - self.decode_s(decoding)) / self._line()[1], self._most)
+        return max(0, int(tokens / self._least)) * self._least
 
     def decode_s(self, decoding: int) -> float:
         """What a step without prompt tokens takes; 0 while nothing is known."""

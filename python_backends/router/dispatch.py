@@ -10,6 +10,7 @@ from dataclasses import replace
 from python_backends import metrics
 from python_backends.checkpoint import Checkpoint
 from python_backends.deployment import Deployment
+from python_backends.engines.pace import MOST_AHEAD
 from python_backends.media.layout import Layout
 from python_backends.metrics import Metrics
 from python_backends.scheduling.admission import UNLIMITED, AdmissionSettings, Memory
@@ -189,7 +190,7 @@ def scheduler_settings(deployment: Deployment, checkpoint: Checkpoint) -> Schedu
         prefill_budget_tokens=values.prefill_budget_tokens,
         running_limit=pools.text.max_running,
         aging_s=values.aging_ms / 1e3,
-        tbt_slo_s=values.tbt_slo_ms / 1e3,
+        longest_gap_s=values.tbt_slo_ms / 1e3 * (MOST_AHEAD if pools.text.prefill_slice_tokens else 1),
         largest_item_tokens=Layout.of(checkpoint).most_tokens,
         budgets=values.budgets,
     )

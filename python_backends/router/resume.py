@@ -35,7 +35,8 @@ class Resumption:
 
     def next_submission(self, so_far: Sequence[int], visuals: VisualRows) -> Submission:
         """What to submit now, after the tokens that came so far; `visuals` as they lie now."""
-        whole = replace(self._submission, request_id=new_request_id(), visuals=visuals)
+        due_s = np.inf if so_far else self._submission.due_s  # the client has its first token
+        whole = replace(self._submission, request_id=new_request_id(), visuals=visuals, due_s=due_s)
         self._again = list(so_far) if self._replays else []
         return whole if self._replays or not so_far else _continued(whole, so_far)
 

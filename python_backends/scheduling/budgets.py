@@ -52,7 +52,7 @@ class MeasuredRate:
 
 
 class EncodeController:
-    """Tightens the encode budget when the time between tokens is over its SLO, relaxes it when there is slack.
+    """Tightens the encode budget when gaps between tokens are too long, relaxes it when they are short.
 
     Encode and decode share the machine (UnifiedServe: budgets adjusted from decode's slack). Multiplicative decrease,
     additive increase; the floor is one item, so pictures always move.
@@ -60,13 +60,13 @@ class EncodeController:
 
     _WINDOW = 64  # gaps that a decision looks at
     _TIGHTEN, _RELAX = 0.7, 0.125
-    _SLACK = 0.8  # relax below this share of the SLO
+    _SLACK = 0.8  # relax below this share of the longest gap
 
-    def __init__(self, most: int, least: int, tbt_slo_s: float) -> None:
+    def __init__(self, most: int, least: int, longest_gap_s: float) -> None:
         self.limit = most
         self._most = most
         self._least = min(least, most)
-        self._slo_s = tbt_slo_s
+        self._longest_s = longest_gap_s
         self._gaps: deque[float] = deque(maxlen=self._WINDOW)
 
     def gap(self, seconds: float) -> None:
@@ -80,8 +80,8 @@ class EncodeController:
             return self.limit
         tail = sorted(self._gaps)[int(0.95 * (len(self._gaps) - 1))]
         self._gaps.clear()
-        if tail > self._slo_s:
+        if tail > self._longest_s:
             self.limit = max(self._least, int(self.limit * self._TIGHTEN))
-        elif tail < self._SLACK * self._slo_s:
+        elif tail < self._SLACK * self._longest_s:
             self.limit = min(self._most, self.limit + max(1, int(self._most * self._RELAX)))
         return self.limit

@@ -43,7 +43,7 @@ class SchedulerSettings:
     prefill_budget_tokens: int  # prompt tokens handed to a replica and not yet prefilled
     running_limit: int  # sequences in a replica
     aging_s: float
-    tbt_slo_s: float
+    longest_gap_s: float  # between tokens, before encode gives way
     largest_item_tokens: int  # the encode budget never shrinks below one item
     budgets: bool = True  # False: only running_limit counts (the baseline)
 
@@ -86,7 +86,7 @@ class Scheduler:
         self._begun: dict[int, Job] = {}  # some of its items are in encode or encoded, others wait
         self._visual = Budget(settings.admission.waiting_visual_tokens)  # from encode to the end of prefill
         self._controller = EncodeController(
-            settings.encode_budget_tokens, settings.largest_item_tokens, settings.tbt_slo_s
+            settings.encode_budget_tokens, settings.largest_item_tokens, settings.longest_gap_s
         )
 
     @property

@@ -60,8 +60,8 @@ class GivingWay:
         self._looked_s = float("-inf")
         self._since_s = time.monotonic()
 
-    def give_turn(self, spare_s: float) -> float:
-        """Wait while a turn is theirs, or until they have nothing to do; gives the seconds of it.
+    def give_turn(self, spare_s: float) -> None:
+        """Wait while a turn is theirs, or until they have nothing to do.
 
         Theirs are the `spare_s` that this process can do without, and what their share needs beyond.
         """
@@ -74,7 +74,6 @@ class GivingWay:
             self._credit.ran(time.monotonic() - now)
             now = time.monotonic()
         self._since_s = now
-        return now - begin
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
