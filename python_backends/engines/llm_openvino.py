@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +17,15 @@ import openvino as ov
 import openvino_genai as genai
 from numpy.typing import NDArray
 
-from python_backends.checkpoint import Checkpoint
 from python_backends.embeddings.region import PoolReader
+from python_backends.engines.openvino_settings import (
+    KV_BLOCK_TOKENS,
+    device_properties,
+    generation_config,
+    kv_blocks,
+    scheduler_config,
+    text_embeddings,
+)
 from python_backends.engines.pace import Pace
 from python_backends.engines.prefix import PrefixAccount
 from python_backends.engines.protocol import (
@@ -35,11 +39,9 @@ from python_backends.engines.protocol import (
 from python_backends.engines.slices import PICTURES, TEXT, PrefillSlices
 from python_backends.engines.step_size import StepSize
 from python_backends.engines.text_engine import TextEngine
-from python_backends.pools import TextPool
 from python_backends.sampling import SamplingParams
 from python_backends.workers.turns import GivingWay
 
-KV_BLOCK_TOKENS = 32  # OpenVINO's block size on CPUs
 _FIRST_SLICE_ID = 1 << 63  # beyond every request's
 
 _FINISH = {genai.GenerationFinishReason.STOP: Finish.STOP, genai.GenerationFinishReason.LENGTH: Finish.LENGTH}
@@ -75,13 +77,13 @@ class LlmEngine(TextEngine[_Sequence]):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         pool, artifacts = self._deployment.pools.text, self._artifacts
-        self._embed = _text_embeddings(artifacts / "llm", pool)
+        self._embed = text_embeddings(artifacts / "llm")
         self._pipeline = genai.ContinuousBatchingPipeline(
-            str(artifacts / "llm"), _scheduler_config(pool, self._checkpoint), "CPU", _device_properties(pool)
+            str(artifacts / "llm"), scheduler_config(pool, self._checkpoint), "CPU", device_properties(pool)
         )
         self._pool = PoolReader()
-        kv_blocks = _kv_blocks(pool, self._checkpoint) if pool.prefix_caching else 0
-        self._prefixes = PrefixAccount(kv_blocks, KV_BLOCK_TOKENS)
+        cached_blocks = kv_blocks(pool, self._checkpoint) if pool.prefix_caching else 0
+        self._prefixes = PrefixAccount(cached_blocks, KV_BLOCK_TOKENS)
         self._prompt_tokens = self._reused_tokens = 0  # since the last report
         # without slices the engine takes whole prompts, first come, first served
         sliced = pool.prefill_slice_tokens > 0
@@ -147,7 +149,7 @@ class LlmEngine(TextEngine[_Sequence]):
         self._reused_tokens += cached
 
     def _start(self, request_id: int, embeddings: NDArray[np.float32], sampling: SamplingParams) -> Any:
-        config = _generation_config(sampling, self._checkpoint.eos_token_ids)
+        config = generation_config(sampling, self._checkpoint.eos_token_ids)
         return self._pipeline.add_request(request_id, ov.Tensor(embeddings), config)
 
     def _start_slice(self, embeddings: NDArray[np.float32]) -> _Slice:
@@ -249,61 +251,6 @@ def _end_of_first_picture(places: NDArray[np.int64]) -> int:
     """The place after the first run of visual tokens, which have these places."""
     breaks = np.flatnonzero(np.diff(places) > 1)
     return int(places[breaks[0] if len(breaks) else -1]) + 1
-
-
-def _text_embeddings(folder: Path, pool: TextPool) -> Any:
-    model = ov.Core().read_model(folder / "openvino_text_embeddings_model.xml")
-    return ov.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
-
-
-def _scheduler_config(pool: TextPool, checkpoint: Checkpoint) -> Any:
-    config = genai.SchedulerConfig()
-    config.max_num_batched_tokens = pool.prefill_tokens + pool.max_running  # decode goes first, prompts get the rest
-    config.max_num_seqs = pool.max_running
-    config.dynamic_split_fuse = True
-    config.enable_prefix_caching = pool.prefix_caching
-    config.num_kv_blocks = _kv_blocks(pool, checkpoint)
-    return config
-
-
-def _kv_blocks(pool: TextPool, checkpoint: Checkpoint) -> int:
-    return (pool.kv_cache_mb << 20) // (KV_BLOCK_TOKENS * checkpoint.kv_bytes_per_token)
-
-
-def _device_properties(pool: TextPool) -> dict[str, Any]:
-    properties: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": pool.precision,
-        # the default, u8, changes greedy answers, and was no faster
-        "KV_CACHE_PRECISION": "f16",
-        # off: 8-bit activations against the 4-bit weights would part from the reference on CPUs with VNNI or AMX
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
-        # pinned threads begin at the first core in every process, the encoder's and other replicas' too
-        "ENABLE_CPU_PINNING": False,
-    }
-    if pool.threads:
-        properties["INFERENCE_NUM_THREADS"] = pool.threads
-    return properties
-
-
-def _generation_config(sampling: SamplingParams, eos_token_ids: Sequence[int]) -> Any:
-    config = genai.GenerationConfig()
-    config.max_new_tokens = sampling.max_tokens
-    config.min_new_tokens = sampling.min_tokens
-    config.ignore_eos = sampling.ignore_eos
-    config.eos_token_id = eos_token_ids[0]
-    config.stop_token_ids = set(eos_token_ids)
-    config.repetition_penalty = sampling.repetition_penalty
-    config.presence_penalty = sampling.presence_penalty
-    config.frequency_penalty = sampling.frequency_penalty
-    if sampling.temperature > 0:
-        config.do_sample = True
-        config.temperature = sampling.temperature
-        config.top_p = sampling.top_p
-        if sampling.top_k > 0:
-            config.top_k = sampling.top_k
-        # OpenVINO's own default is the same seed for every request
-        config.rng_seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
-    return config
 
 
 def _read(sequence: _Sequence) -> list[int]:
