@@ -34,10 +34,14 @@ class Generated:
 class InProcessLlm:
     """The product's LLM adapter on the artifacts of a composed deployment."""
 
-    def __init__(self, artifacts: Path) -> None:
+    def __init__(self, artifacts: Path, *, whole_prompts: bool = False) -> None:
+        """`whole_prompts`: not in slices, whatever the deployment says, and so without a pace."""
         from python_backends.engines.llm_openvino import LlmEngine  # noqa: PLC0415  (OpenVINO loads for seconds)
 
         deployment = load_built_deployment(artifacts)
+        if whole_prompts:
+            text = deployment.pools.text.model_copy(update={"prefill_slice_tokens": 0})
+            deployment = deployment.model_copy(update={"pools": deployment.pools.model_copy(update={"text": text})})
         self._engine = LlmEngine({"artifacts": str(artifacts), "deployment": deployment.model_dump(mode="json")})
         self._vocabulary = load_checkpoint(artifacts).vocab_size
         self._rng = np.random.default_rng(0)

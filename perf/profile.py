@@ -24,6 +24,7 @@ PROMPTS = (16, 64, 256, 1024)  # tokens
 SEQUENCES = (1, 8, 32)
 CONTEXTS = (64, 512)  # tokens
 _DECODE_STEPS = 16
+_BEGIN_STEPS = 16  # that the last of them begins later, at the most
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def measure(artifacts: Path, repeats: int) -> Profile:
     """Measure all of it."""
     checkpoint = load_checkpoint(artifacts)
     encode = {batch: encode_seconds(artifacts, batch, repeats) * 1e3 for batch in BATCHES}
-    llm = InProcessLlm(artifacts)
+    llm = InProcessLlm(artifacts, whole_prompts=True)
     prefill = {
         tokens: _median([llm.run([llm.random_prompt(tokens)], 1)[0].ttft_s for _ in range(repeats)])
         for tokens in PROMPTS
@@ -57,10 +58,13 @@ def measure(artifacts: Path, repeats: int) -> Profile:
 
 
 def _decode(llm: InProcessLlm, count: int, context: int) -> float:
-    """From the last sequence's first token on, when all of them decode together."""
-    sequences = llm.run([llm.random_prompt(context) for _ in range(count)], _DECODE_STEPS)
+    """While all of them decode together: from the last one's first token to the first one's last."""
+    prompts = [llm.random_prompt(context) for _ in range(count)]
+    llm.run(prompts, 1)  # the prefix cache has them now, so that they begin almost at once
+    sequences = llm.run(prompts, _DECODE_STEPS + _BEGIN_STEPS)
     begin = max(sequence.token_s[0] for sequence in sequences)
-    gaps = np.diff([at for at in sequences[-1].token_s if at >= begin])
+    end = min(sequence.token_s[-1] for sequence in sequences)
+    gaps = np.diff([at for at in sequences[-1].token_s if begin <= at <= end])
     return _median(gaps.tolist())
 
 
