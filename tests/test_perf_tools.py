@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,14 @@ EXPORT = {
         }
     ]
 }
+
+FAKE_TOOL = """#!/usr/bin/env python3
+import sys
+times = b'"timestamp": 0, "response_timestamps": [3000000, 5000000]'
+requests = b'{' + times + b', "response_outputs": [{"text_output": "\\xff"}]}'
+with open(sys.argv[sys.argv.index("--profile-export-file") + 1], "wb") as file:
+    file.write(b'{"experiments": [{"requests": [' + requests + b']}]}')
+"""
 
 
 def test_perf_analyzer_gets_bytes_with_their_lengths() -> None:
@@ -86,6 +95,17 @@ def test_a_tool_that_fails_is_quoted(tmp_path: Path) -> None:
     tool.chmod(0o755)
     with pytest.raises(VlmError, match="failed: could not connect"):
         run_tool("perf_analyzer", str(tool), a_plan(tmp_path / "out", "grpc://localhost:1"), lambda _: None)
+
+
+def test_any_rate_is_asked_for_and_bytes_that_are_no_text_are_read(tmp_path: Path) -> None:
+    """The tool's end of the rates is 1 unless it is told; lengths of texts lie in its file as they are."""
+    tool = tmp_path / "tool"
+    tool.write_text(FAKE_TOOL)
+    tool.chmod(0o755)
+    plan = replace(a_plan(tmp_path / "out", "grpc://localhost:1"), rate=0.7)
+    report = run_tool("perf_analyzer", str(tool), plan, lambda _: None)
+    assert "--request-rate-range 0.7:0.7 " in report.command
+    assert report.ttft_p50_ms == 3
 
 
 def test_knee_is_the_least_concurrency_with_almost_all() -> None:

@@ -75,7 +75,8 @@ def run_tool(tool: str, binary: str, plan: Plan, say: Callable[[str], None]) -> 
     if done.returncode or not result.exists():
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
         raise VlmError("UNKNOWN", f"{tool} failed: {last[0]} (log: {plan.folder / f'{tool}.log'})")
-    report = read(line, json.loads(result.read_text()))
+    # perf_analyzer writes the bytes of outputs as they are, lengths before texts too: no UTF-8 then
+    report = read(line, json.loads(result.read_text(errors="replace")))
     (plan.folder / f"{tool}.txt").write_text("\n".join(report.lines()) + "\n")
     return report
 
@@ -95,7 +96,8 @@ def perf_analyzer(binary: str, plan: Plan, requests: Sequence[Request]) -> tuple
     else:  # perf_analyzer 2.60 refuses --streaming here; the bodies say "stream": true
         inputs.write_openai(data, requests, plan.model)
         command += ["--service-kind", "openai", "--endpoint", "v1/chat/completions", "-u", address.netloc]
-    command += ["--request-rate-range", f"{plan.rate:g}", "--request-distribution", "poisson"]
+    # its end has a default of its own, 1: without it any other rate would be a range
+    command += ["--request-rate-range", f"{plan.rate:g}:{plan.rate:g}", "--request-distribution", "poisson"]
     command += ["--request-count", str(plan.requests), "--profile-export-file", str(result)]
     return command, result, read_profile_export
 
