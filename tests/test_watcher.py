@@ -176,6 +176,28 @@ def test_stage_that_is_lost_while_the_server_starts_again_is_loaded_once_more(tm
             assert vlm.generate("back").text.startswith("back")
 
 
+def test_stub_that_is_lost_before_anybody_watches_is_missed(tmp_path: Path) -> None:
+    with Server(echo_output(tmp_path / "early"), free_ports()) as server:
+        lost = stub_under(psutil.Process(), "early/model_repository/vlm")
+        lost.kill()
+        assert until(lambda: lost.status() == psutil.STATUS_ZOMBIE, 20)
+        over = threading.Event()
+        watch = threading.Thread(target=server.run, args=(over,))
+        watch.start()
+        with VlmClient(server.endpoints.grpc, retry=RetryPolicy(attempts=8)) as vlm:
+            answered = until(lambda: _is_answered(vlm), 60)
+        over.set()
+        watch.join()
+        assert answered
+
+
+def _is_answered(vlm: VlmClient) -> bool:
+    try:
+        return vlm.generate("back").text.startswith("back")
+    except VlmError:
+        return False
+
+
 def _answers(client: Any, model: str) -> bool:
     try:
         return bool(client.is_model_ready(model))

@@ -68,6 +68,7 @@ class Server:
         self._host = host
         self._deployment = deployment or Deployment(checkpoint=output)
         self._process: TritonProcess | None = None
+        self._stubs: StubWatch | None = None  # of that process, learnt of since it began: one may die before run()
         self._takes_requests = False
         reachable = "localhost" if host in ("0.0.0.0", "::") else host
         self.endpoints = Endpoints(
@@ -112,10 +113,10 @@ class Server:
     def _watch(self, watcher: Watcher, over: threading.Event) -> None:
         watched: TritonProcess | None = None
         while not over.is_set():
-            assert self._process is not None, "run() belongs inside the with block"
+            assert self._process is not None and self._stubs is not None, "run() belongs inside the with block"
+            watch = self._stubs
             if watched is not self._process:  # at the begin, and after a restart
                 watched = self._process
-                watch = StubWatch(psutil.Process(watched.pid))
                 probes = Probes(self.endpoints.http, partial(hang_limit_s, self._deployment))
             losses = watch.look()
             for model, reason in probes.look(watch.models).items():
@@ -156,7 +157,8 @@ class Server:
             self.log,
             options=[*self._control.options, *self._limiting_options(), f"--exit-on-error={str(not again).lower()}"],
         )
-        self._await_models(self._process, load_missing=again)
+        self._stubs = StubWatch(psutil.Process(self._process.pid))
+        self._await_models(self._process, self._stubs, load_missing=again)
         self._takes_requests = True  # of clients, too: a signal from here on drains
         try:
             self._warm(self._process, _WARM_AGAIN_S if again else _WARM_S)
@@ -177,7 +179,7 @@ class Server:
         self._process.kill()
         self._start(again=True)
 
-    def _await_models(self, process: TritonProcess, *, load_missing: bool) -> None:
+    def _await_models(self, process: TritonProcess, stubs: StubWatch, *, load_missing: bool) -> None:
         """Wait until every model is loaded; `load_missing`: load those that failed once more."""
         deadline = time.monotonic() + _START_S
         with urllib3.PoolManager(retries=False, headers={"Connection": "close"}) as pool:
@@ -186,12 +188,15 @@ class Server:
                     raise process.failure()
                 if not wait_until(deadline):
                     raise ServeError(f"the models are not ready after {_START_S} s; see the log {self.log}")
+                stubs.learn()
                 if load_missing and _is_ready(pool, f"{self.endpoints.http}/v2/health/live"):
-                    self._load_missing(deadline)
+                    self._load_missing(stubs, deadline)
+        stubs.learn()
 
-    def _load_missing(self, deadline: float) -> None:
+    def _load_missing(self, stubs: StubWatch, deadline: float) -> None:
         """Once each: what is lost again is tried at the next look."""
         for model in self._control.not_loaded():
+            stubs.forget(model)
             log.warning("loading model %s, which was lost while the server started", model)
             with contextlib.suppress(ServeError):
                 self._control.load(model, max(1.0, deadline - time.monotonic()))

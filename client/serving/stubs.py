@@ -41,13 +41,8 @@ class StubWatch:
     _retired: set[int] = field(default_factory=set)  # forgotten, and not gone yet
 
     def look(self) -> list[Loss]:
-        """Learn of new stubs; the ones lost since the last look, each told once."""
-        states: dict[int, str] = {}
-        for process in self.root.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                states[process.pid] = process.status()
-                if self._is_new(process.pid) and states[process.pid] != psutil.STATUS_ZOMBIE:
-                    self._learn(process)
+        """Learn of new stubs; the ones lost since they were learnt of, each told once."""
+        states = self.learn()
         self._retired &= states.keys()
         now = time.monotonic()
         losses = [
@@ -58,6 +53,16 @@ class StubWatch:
         for loss in losses:
             self._forget(loss.pid)
         return losses
+
+    def learn(self) -> dict[int, str]:
+        """Learn of new stubs, and tell of no loss yet; the states of all processes by pid."""
+        states: dict[int, str] = {}
+        for process in self.root.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                states[process.pid] = process.status()
+                if self._is_new(process.pid) and states[process.pid] != psutil.STATUS_ZOMBIE:
+                    self._learn(process)
+        return states
 
     @property
     def models(self) -> set[str]:
