@@ -1,4 +1,4 @@
-"""Deployment files with some values changed, for experiments."""
+"""Deployments with some values changed, for experiments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from python_backends.deployment import load_built_deployment
 
 
 def parse_changes(items: Sequence[str]) -> dict[str, Any]:
@@ -37,3 +39,10 @@ def changed(deployment: Path, changes: Mapping[str, Any], target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(yaml.safe_dump(values))
     return target
+
+
+def llm_config(artifacts: Path, **changes: Any) -> dict[str, Any]:
+    """What the LLM adapter of a composed deployment is given, with these values of its text pool."""
+    deployment = load_built_deployment(artifacts).model_dump(mode="json")
+    deployment["pools"]["text"].update(changes)
+    return {"artifacts": str(artifacts), "deployment": deployment}

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf.deployments import llm_config
 from python_backends.checkpoint import load_checkpoint
-from python_backends.deployment import load_built_deployment
 from python_backends.engines.protocol import NO_VISUALS, Finish, Submission, submission_tensors
 from python_backends.sampling import SamplingParams
 
@@ -38,11 +38,7 @@ class InProcessLlm:
         """`whole_prompts`: not in slices, whatever the deployment says, and so without a pace."""
         from python_backends.engines.llm_openvino import LlmEngine  # noqa: PLC0415  (OpenVINO loads for seconds)
 
-        deployment = load_built_deployment(artifacts)
-        if whole_prompts:
-            text = deployment.pools.text.model_copy(update={"prefill_slice_tokens": 0})
-            deployment = deployment.model_copy(update={"pools": deployment.pools.model_copy(update={"text": text})})
-        self._engine = LlmEngine({"artifacts": str(artifacts), "deployment": deployment.model_dump(mode="json")})
+        self._engine = LlmEngine(llm_config(artifacts, **({"prefill_slice_tokens": 0} if whole_prompts else {})))
         self._vocabulary = load_checkpoint(artifacts).vocab_size
         self._rng = np.random.default_rng(0)
         self._numbers = itertools.count(1)

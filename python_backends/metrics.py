@@ -113,12 +113,19 @@ class Metrics:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
+        shown: dict[tuple[object, ...], float] = {}  # gauges; most of their values, ten a second, are the ones before
         while (item := self._values.get()) is not None:
             metric, value, labels = item
+            series = (metric.name, *sorted(labels.items()))
+            if shown.get(series) == value:
+                continue
             try:
                 self._registry.record(metric, value, labels)
             except Exception:
                 log.exception("%s could not be recorded", metric.name)
+            else:
+                if metric.kind == "gauge":
+                    shown[series] = value
 
 
 def document() -> str:

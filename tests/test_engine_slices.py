@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from python_backends.deployment import load_built_deployment
+from perf.deployments import llm_config
 from python_backends.engines.llm_openvino import LlmEngine
 from python_backends.engines.protocol import NO_VISUALS, Submission, submission_tensors
 from python_backends.engines.slices import PICTURES, TEXT, Kind, PrefillSlices
@@ -200,12 +200,7 @@ def test_real_engine_gives_the_same_tokens_and_a_short_prompt_does_not_wait_for_
     long, short = (rng.integers(1000, 20_000, count).astype(np.int32) for count in (300, 20))
 
     def answers(slice_tokens: int) -> tuple[dict[int, list[int]], list[int]]:
-        built = load_built_deployment(demo_artifacts)
-        changes = {"prefill_slice_tokens": slice_tokens, "prefill_tokens": 64}
-        text = built.pools.text.model_copy(update=changes)
-        deployment = built.model_copy(update={"pools": built.pools.model_copy(update={"text": text})})
-        config = {"artifacts": str(demo_artifacts), "deployment": deployment.model_dump(mode="json")}
-        engine = LlmEngine(config)
+        engine = LlmEngine(llm_config(demo_artifacts, prefill_slice_tokens=slice_tokens, prefill_tokens=64))
         submit(engine, 1, long)
         engine.step()
         submit(engine, 2, short)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from perf.baselines.encoders import Encoder
 from perf.baselines.order import Waiting, plan
-from python_backends.deployment import load_built_deployment
+from perf.deployments import llm_config
 from python_backends.engines.protocol import NO_VISUALS, Finish, Submission, VisualRows, submission_tensors
 from python_backends.router.prompt import Prompt
 from python_backends.sampling import SamplingParams
@@ -49,10 +49,7 @@ def load_llm(artifacts: Path, threads: int) -> Any:
     """The product's LLM adapter, for a token loop of its own."""
     from python_backends.engines.llm_openvino import LlmEngine  # noqa: PLC0415  (OpenVINO loads for seconds)
 
-    deployment = load_built_deployment(artifacts)
-    text = deployment.pools.text.model_copy(update={**_TEXT_POOL, "threads": threads})
-    deployment = deployment.model_copy(update={"pools": deployment.pools.model_copy(update={"text": text})})
-    return LlmEngine({"artifacts": str(artifacts), "deployment": deployment.model_dump(mode="json")})
+    return LlmEngine(llm_config(artifacts, **_TEXT_POOL, threads=threads))
 
 
 class TokenLoop:
