@@ -6,7 +6,8 @@
 Closed loop, text of one length (32 tokens and the template, answers of 32), so that all in flight end together and
 the last ones do not run in a half-empty server.
 The knee is the smallest concurrency with 95 % of the best throughput; --write puts 80 % of it into the deployment file
-as pools.text.max_running, which is what the scheduler lets run at a time.
+as pools.text.max_running, which is what the scheduler lets run at a time. Where the most that was tried is still the
+best, there is no knee to be seen, and nothing is written.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _TOKENS = 32  # of every prompt, and of every answer
 SHARE = 0.8
 
 
-def knee(throughput: Mapping[int, float]) -> int:
-    """The smallest concurrency that has almost the best throughput."""
+def knee(throughput: Mapping[int, float]) -> int | None:
+    """The smallest concurrency that has almost the best throughput; None where it rises to the last."""
     best = max(throughput.values())
-    return min(concurrency for concurrency, value in throughput.items() if value >= _ENOUGH * best)
+    found = min(concurrency for concurrency, value in throughput.items() if value >= _ENOUGH * best)
+    return found if found < max(throughput) else None
 
 
 def with_max_running(text: str, running: int) -> str:
@@ -45,7 +47,7 @@ def with_max_running(text: str, running: int) -> str:
 async def measure(url: str, requests: int) -> dict[int, float]:
     """Output tokens a second by concurrency, text only."""
     found: dict[int, float] = {}
-    for concurrency in CONCURRENCIES:
+    for concurrency in (1, *CONCURRENCIES):  # the first time to warm it up
         count = concurrency * max(2, round(requests / concurrency))
         texts = [prompt_text(n + time.time_ns(), _TOKENS) for n in range(count)]
         asked = [Request(n, 0.0, "text", text, (), _TOKENS) for n, text in enumerate(texts)]
@@ -67,6 +69,11 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="deployment file to change")
     options = parser.parse_args()
     found = knee(asyncio.run(measure(options.url, options.requests)))
+    if found is None:
+        raise SystemExit(
+            f"no knee: throughput rises up to {CONCURRENCIES[-1]} in flight; more can't run at a time than "
+            "pools.text.max_running, so raise that first if memory allows"
+        )
     running = max(1, int(SHARE * found))
     print(f"knee {found}; {SHARE:.0%} of it: max_running: {running}")
     if options.write:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -88,8 +89,10 @@ def recording(tool: str | None, output: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # it writes at Ctrl-C, and not at SIGTERM
         process.wait()
+        if not output.exists():
+            raise SystemExit(f"{tool} wrote no {output}; may it trace other processes (ptrace)?")
 
 
 def _is_router(command: list[str]) -> bool:

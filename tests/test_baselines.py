@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from perf.baselines.loop import TokenLoop
 from perf.baselines.service import VlmService, start
-from perf.fake_engine import FakeEngine
+from perf.fake_engine import STEP_MS_VARIABLE, FakeEngine
 from perf.load import OK, GrpcTarget, Run, open_loop
 from perf.workloads import Request, make_workload
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, Limits
 from tests.fakes.tokenizer import byte_tokenizer
 from tests.test_router_prompt import TEMPLATE
+from tests.waiting import until
 
 SIDE, TOKENS, HIDDEN = 32, 4, 8
 
@@ -58,12 +59,20 @@ def artifacts(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def drive(artifacts: Path, encoder: FakeEncoder, policy: str, asked: list[Request]) -> Run:
-    loop = TokenLoop(FakeEngine({}), encoder, policy)
+async def drive(
+    artifacts: Path,
+    encoder: FakeEncoder,
+    policy: str,
+    asked: list[Request],
+    *,
+    engine: FakeEngine | None = None,
+    timeout_s: float = 30,
+) -> Run:
+    loop = TokenLoop(engine or FakeEngine({}), encoder, policy)
     server, port = await start(VlmService(artifacts, loop, threads=1), 0)
     target = GrpcTarget([f"grpc://127.0.0.1:{port}"])
     try:
-        return await open_loop(asked, [target.prepare(request) for request in asked], target, timeout_s=30)
+        return await open_loop(asked, [target.prepare(request) for request in asked], target, timeout_s)
     finally:
         await target.close()
         await server.stop(None)
@@ -89,3 +98,23 @@ def test_a_refused_request_is_an_error_of_its_own(artifacts: Path) -> None:
     run = asyncio.run(drive(artifacts, FakeEncoder(False), "fcfs", [good, bad]))
     assert [record.outcome for record in run.records] == [OK, "INVALID_ARGUMENT"]
     assert "images_per_request" in run.records[1].error
+
+
+def test_nothing_is_computed_for_a_client_that_went_away(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STEP_MS_VARIABLE, "5")
+    engine = FakeEngine({})
+    asked = [Request(0, 0.0, "text", "a long story", (), 3000)]
+    run = asyncio.run(drive(artifacts, FakeEncoder(False), "fcfs", asked, engine=engine, timeout_s=0.5))
+    assert run.records[0].outcome == "DEADLINE_EXCEEDED"
+    assert until(lambda: not engine.busy, 5)  # 15 s were left of it
+
+
+def test_an_encoder_that_breaks_is_an_answer(artifacts: Path) -> None:
+    class Broken(FakeEncoder):
+        def encode(self, tiles: NDArray[np.uint8]) -> NDArray[np.float16]:
+            raise RuntimeError("the worker died")
+
+    asked = list(make_workload("single-image", rate=10, seconds=3, seed=4).requests[:1])
+    (record,) = asyncio.run(drive(artifacts, Broken(True), "fcfs", asked)).records
+    assert record.outcome != OK
+    assert "encode failed: the worker died" in record.error

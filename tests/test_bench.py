@@ -1,6 +1,7 @@
 """The pure parts of the bench: statistics, order of a monolith, rates, guard, page."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,14 @@ from perf.bench.analysis import analyse
 from perf.bench.machine import describe
 from perf.bench.meter import Meter
 from perf.bench.plan import LEVELS, Level, arms_in_order, capacity, offered
-from perf.bench.ratios import TEXT_TTFT, Ratio
+from perf.bench.ratios import TEXT_TTFT, Ratio, saturated
 from perf.bench.report import write_report
+from perf.bench.setup import Setup
 from perf.bench.slo import isolated_slo
 from perf.bench.store import Store
 from perf.bench.targets import MISSED, REACHED, Target, targets
 from perf.deployments import changed, parse_changes
-from perf.load import Record, Run
+from perf.load import Record, Run, load_run
 from perf.statistics import TAIL, Interval, highest_quantile, make_blocks, paired_ratio, quantile
 from perf.workloads import make_workload
 
@@ -129,7 +131,7 @@ def test_report_shows_ratios_classes_and_goodput(measured: tuple[Level, Store]) 
     cells = {(cell.arm, cell.modality): cell for cell in table.cells}
     assert cells["product", "text"].kept == 1.0  # 200 ms are within 5 x 50 ms
     assert cells["monolith", "text"].kept == 0.0
-    page = write_report(store.folder, level, analysis, describe(), {"Extra": "a < b"}).read_text()
+    page = write_report(store, store.folder, level, analysis, describe(), extras={"Extra": "a < b"}).read_text()
     assert "(e) triton-vlm" in page
     assert "image-burst: text TTFT, monolith" in page
     assert "a &lt; b" in page
@@ -159,26 +161,36 @@ def test_guard_fails_only_far_below_what_was_accepted(tmp_path: Path) -> None:
     def ratio(value: float) -> Ratio:
         return Ratio("x", TEXT_TTFT, "monolith", Interval(value, value, value), 100, 0.9)
 
-    assert accepted.compare([ratio(1.0)], path) == []
-    accepted.accept([ratio(3.0)], describe(), path)
+    assert accepted.compare("quick", [ratio(1.0)], path) == []
+    accepted.accept("quick", [ratio(3.0)], describe(), path)
     assert json.loads(path.read_text())["ratios"] == {"x text TTFT monolith/product": 3.0}
-    assert accepted.compare([ratio(1.1)], path) == []
-    (line,) = accepted.compare([ratio(0.9)], path)
-    assert "was 3.00" in line
+    assert accepted.compare("quick", [ratio(1.1)], path) == []
+    assert accepted.compare("full", [ratio(0.1)], path) == []  # other arrivals
+    for fallen in ([ratio(0.9)], [ratio(np.nan)], []):
+        (line,) = accepted.compare("quick", fallen, path)
+        assert "was 3.00" in line
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [(3.1, 5.0, REACHED), (0.5, 2.9, MISSED), (2.0, 4.0, "not certain: value above")],
+    ("low", "high", "quantile", "verdict"),
+    [
+        (3.1, 5.0, 0.99, REACHED),
+        (0.5, 2.9, 0.99, MISSED),
+        (2.0, 4.0, 0.99, "not certain: P99 above"),
+        (3.1, 5.0, 0.5, "not certain: P50 above"),  # P99 is what is asked
+        (3.1, 5.0, None, REACHED),  # a rate
+    ],
 )
-def test_a_target_is_judged_by_its_interval(low: float, high: float, verdict: str) -> None:
-    ratio = Ratio("image-burst", TEXT_TTFT, "monolith", Interval(3.5, low, high), 100, 0.9)
+def test_a_target_is_judged_by_its_interval_and_its_quantile(
+    low: float, high: float, quantile: float | None, verdict: str
+) -> None:
+    ratio = Ratio("image-burst", TEXT_TTFT, "monolith", Interval(3.5, low, high), 100, quantile)
     assert Target("x", 3.0, ratio).verdict == verdict
 
 
 def test_the_best_other_arm_is_the_one_to_beat() -> None:
     def against(arm: str, value: float) -> Ratio:
-        return Ratio("share-10", TEXT_TTFT, arm, Interval(value, value, value), 100, 0.9)
+        return Ratio("share-10", TEXT_TTFT, arm, Interval(value, value, value), 1000, 0.99)
 
     found = [
         against("monolith", 5.0),
@@ -189,6 +201,7 @@ def test_the_best_other_arm_is_the_one_to_beat() -> None:
     (target,) = targets(found)
     assert target.ratio.other == "split-nice"
     assert target.verdict == MISSED
+    assert "(split-nice): 0.80 [0.80, 0.80] P99 n=1000, asked 1.00: missed" in str(target)
 
 
 def test_too_few_blocks_have_no_interval() -> None:
@@ -259,7 +272,56 @@ def test_wrong_arguments_are_named(
     assert complaint in capsys.readouterr().err + str(end.value)
 
 
-def test_the_meter_sees_shares_of_this_machine() -> None:
-    others_cores, steal_share = Meter().read()
-    assert others_cores >= 0.0
-    assert 0.0 <= steal_share <= 1.0
+def test_a_request_that_failed_weighs_as_many_gaps_as_its_answer_would_have_had(
+    measured: tuple[Level, Store],
+) -> None:
+    level, store = measured
+    path = store.run("image-burst", 1, "product")
+    run = load_run(path)
+    for failed in [one for one in run.records if one.modality == "text"][:-1]:
+        failed.outcome, failed.answer_tokens = "UNAVAILABLE", 4
+    run.save(path)
+    named = {ratio.name: ratio.interval.value for ratio in analyse(level, store).ratios}
+    assert named["image-burst text time between tokens monolith/product"] == 0.0
+
+
+def test_the_slo_counts_tokens_and_not_pieces() -> None:
+    many = record(0, "text", 0.1, 0.3)
+    many.output_tokens = 10
+    assert many.token_s == pytest.approx(0.1)
+
+
+def test_saturation_compares_runs_of_the_same_requests_and_bears_an_arm_that_answers_nothing() -> None:
+    fast, slow = (a_run(["text"] * 8, ttft_s, 0.01) for ttft_s in (0.1, 0.2))
+    nothing = a_run(["text"] * 8, 0.1, 0.01)
+    for one in nothing.records:
+        one.output_tokens = 0
+    ratio = saturated("text tokens/s", "split-nice", [fast, replace(fast, wall_s=100.0)], [slow])
+    assert ratio.interval.value == pytest.approx(1.0)
+    assert ratio.count == 8
+    assert np.isinf(saturated("text tokens/s", "split-nice", [fast], [nothing]).interval.value)
+
+
+def test_a_folder_takes_runs_of_one_set_up_only(tmp_path: Path) -> None:
+    deployment = Path(__file__).parents[1] / "deployments" / "bench-cpu.yaml"
+    machine, folder = describe(), tmp_path / "full"
+    first = Setup.of("full", machine, deployment, {"slow": {"pools.vision.nice": 9}})
+    first.claim(folder)
+    Setup.of("full", machine, deployment, {"fast": {"pools.vision.nice": 0}}).claim(folder)
+    first.claim(folder)
+    other = changed(deployment, {"pools.vision.nice": 3}, tmp_path / "other.yaml")
+    for wrong, what in (
+        (Setup.of("quick", machine, deployment, {}), "level"),
+        (Setup.of("full", machine, other, {}), "deployment"),
+        (Setup.of("full", replace(machine, cores=64), deployment, {}), "cores"),
+        (Setup.of("full", machine, deployment, {"fast": {"pools.vision.nice": 1}}), "variants"),
+    ):
+        with pytest.raises(ValueError, match=f"another {what} .*--output"):
+            wrong.claim(folder)
+
+
+def test_the_meter_takes_its_own_work_from_the_work_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    # wall, busy, own, stolen, in all
+    samples = iter([(10.0, 40.0, 5.0, 1.0, 100.0), (14.0, 47.0, 6.0, 1.4, 108.0)])
+    monkeypatch.setattr("perf.bench.meter._sample", lambda: next(samples))
+    assert Meter().read() == (pytest.approx((7.0 - 1.0) / 4.0), pytest.approx(0.05))

@@ -9,6 +9,7 @@ import pytest
 
 from client.types import VlmError
 from perf.load import OK, Chunk, closed_loop, load_run, open_loop
+from perf.load.targets import LeastBacklog
 from perf.workloads import Request
 
 
@@ -85,10 +86,33 @@ def test_closed_loop_keeps_so_many_in_flight() -> None:
 
 
 def test_failures_are_records_too_and_runs_survive_their_file(tmp_path: Path) -> None:
+    class Confused(ScriptedTarget):
+        async def stream(self, payload: Any, timeout_s: float) -> AsyncIterator[Chunk]:
+            if payload == 1:
+                raise KeyError("delta")
+            async for chunk in super().stream(payload, timeout_s):
+                yield chunk
+
     asked = requests(4, 0.0)
-    target = ScriptedTarget(broken=frozenset({2}))
+    target = Confused(broken=frozenset({2}))
     run = asyncio.run(open_loop(asked, [target.prepare(r) for r in asked], target))
-    assert [record.outcome for record in run.records] == [OK, OK, "UNAVAILABLE", OK]
+    assert [record.outcome for record in run.records] == [OK, "INTERNAL", "UNAVAILABLE", OK]
     assert run.records[2].ttft_s is None
     run.save(tmp_path / "run.jsonl")
     assert load_run(tmp_path / "run.jsonl") == run
+
+
+def test_a_server_that_fails_at_once_does_not_get_everything() -> None:
+    router = LeastBacklog(2)
+    with pytest.raises(VlmError), router.server(100) as first:
+        raise VlmError("UNAVAILABLE", "dead")
+    with router.server(100) as second, router.server(100) as third:
+        assert (first, second, third) == (0, 1, 1)
+
+
+def test_each_request_goes_where_the_least_is_unanswered() -> None:
+    router = LeastBacklog(2)
+    with router.server(100) as first, router.server(30) as second, router.server(30) as third:
+        assert (first, second, third) == (0, 1, 1)
+    with router.server(1) as after:
+        assert after == 0

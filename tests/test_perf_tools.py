@@ -25,6 +25,7 @@ EXPORT = {
             "requests": [
                 {"timestamp": 0, "response_timestamps": [5_000_000, 7_000_000, 9_000_000]},
                 {"timestamp": 1_000_000, "response_timestamps": [9_000_000, 12_000_000]},
+                {"timestamp": 2_000_000, "response_timestamps": []},
             ]
         }
     ]
@@ -64,7 +65,7 @@ def test_aiperf_gets_a_line_a_request(tmp_path: Path) -> None:
 
 def test_figures_are_read_from_stamps() -> None:
     report = read_profile_export("cmd", EXPORT)
-    assert (report.requests, report.ttft_p50_ms, report.gap_p50_ms) == (2, 5.0, 2.0)
+    assert (report.requests, report.failed, report.ttft_p50_ms, report.gap_p50_ms) == (2, 1, 5.0, 2.0)
     assert report.tail == 0.5  # two requests bear no more
 
 
@@ -110,6 +111,7 @@ def test_any_rate_is_asked_for_and_bytes_that_are_no_text_are_read(tmp_path: Pat
 
 def test_knee_is_the_least_concurrency_with_almost_all() -> None:
     assert knee({1: 60.0, 8: 250.0, 16: 480.0, 32: 500.0, 64: 495.0}) == 16
+    assert knee({1: 60.0, 8: 250.0, 16: 480.0}) is None  # it rises to the last
 
 
 def test_knee_is_written_beside_the_comments() -> None:

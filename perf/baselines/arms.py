@@ -127,8 +127,13 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         raise RuntimeError(f"{url} does not answer ({error}); see {log}")
 
 
+def complaint(urls: Sequence[str]) -> str:
+    """What is wrong with an arm that runs, nothing when all its servers answer."""
+    return next((f"{url}: {error}" for url in urls if (error := asyncio.run(_ask(url)))), "")
+
+
 async def _ask(url: str) -> str:
-    """What is wrong, nothing when both were answered."""
+    """What is wrong, nothing when a text and a picture were answered."""
     asked = [Request(0, 0.0, "text", "Hi", (), 1), Request(1, 0.0, "image", "Hi", (Picture(0, 64, 64),), 1)]
     target = open_target([url])
     try:

@@ -38,6 +38,7 @@ class Job:
     on_tokens: OnTokens  # called in the loop's thread
     arrived_s: float = field(default_factory=time.monotonic)
     visual: list[NDArray[np.float16]] = field(default_factory=list)  # [pictures done, tokens, hidden] in all
+    cancelled: bool = False  # set from any thread: nobody waits for it any more
 
     @property
     def pictures_left(self) -> int:
@@ -74,8 +75,14 @@ class TokenLoop:
             self._encode_thread.submit(self._encode_then_add, job)
 
     def _encode_then_add(self, job: Job) -> None:
-        job.visual = [self._encoder.encode(job.tiles)]
-        self._arrivals.put(job)
+        if job.cancelled:
+            return
+        try:
+            job.visual = [self._encoder.encode(job.tiles)]
+        except Exception as error:
+            job.on_tokens([], True, f"encode failed: {error}")
+        else:
+            self._arrivals.put(job)
 
     def _run(self) -> None:
         try:
@@ -90,12 +97,20 @@ class TokenLoop:
                 self._accept(self._arrivals.get())
             while not self._arrivals.empty():
                 self._accept(self._arrivals.get())
+            self._drop_cancelled()
             self._admit()
             if self._running:
                 self._step()
 
     def _accept(self, job: Job) -> None:
         self._waiting[next(self._numbers)] = job
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = {number: job for number, job in self._waiting.items() if not job.cancelled}
+        gone = [number for number, job in self._running.items() if job.cancelled]
+        if gone:
+            self._engine.handle("cancel", [np.array(gone, np.uint64)], {})
+            self._running = {number: job for number, job in self._running.items() if not job.cancelled}
 
     def _admit(self) -> None:
         now = time.monotonic()
@@ -134,5 +149,6 @@ class TokenLoop:
             strict=True,
         ):
             last = reason != Finish.RUNNING
-            job = self._running.pop(number) if last else self._running[number]
-            job.on_tokens(report.tokens[end - count : end].tolist(), last, report.error)
+            job = self._running.pop(number, None) if last else self._running.get(number)
+            if job is not None:  # else it was cancelled
+                job.on_tokens(report.tokens[end - count : end].tolist(), last, report.error)

@@ -72,19 +72,23 @@ class VlmService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         def on_tokens(tokens: list[int], last: bool, error: str) -> None:
             events.call_soon_threadsafe(pieces.put_nowait, (tokens, last, error))
 
-        self._loop.add(Job(prompt, tiles, request.sampling, on_tokens))
+        job = Job(prompt, tiles, request.sampling, on_tokens)
+        self._loop.add(job)
         assembler = TextAssembler(self._tokenizer, request.sampling.stop)
         visual = len(tiles) * self._checkpoint.tokens_per_tile
         count, last, text = 0, False, ""
-        while not last:
-            tokens, last, error = await pieces.get()
-            if error:
-                raise invalid("request", error)
-            count += len(tokens)
-            text += assembler.feed(tokens) + (assembler.finish() if last else "")
-            if text and not last:
-                yield _response(text)
-                text = ""
+        try:
+            while not last:
+                tokens, last, error = await pieces.get()
+                if error:
+                    raise invalid("request", error)
+                count += len(tokens)
+                text += assembler.feed(tokens) + (assembler.finish() if last else "")
+                if text and not last:
+                    yield _response(text)
+                    text = ""
+        finally:
+            job.cancelled = not last  # the client went away: as the product, compute nothing for nobody
         yield _response(text, prompt.text_tokens + visual, count)
 
     async def _tiles(self, images: list[bytes | memoryview]) -> NDArray[np.uint8]:

@@ -7,14 +7,17 @@
     python -m perf.bench quick --variant yield:pools.vision.nice=10,pools.text.prefill_tokens=64
                                      an experiment: the product with other values, on the same arrivals
 
-The report goes to perf/reports/DATE-LEVEL/report.html. What is measured already is not measured again: remove the
-folder, or name another one with --output, to start afresh. `--accept` makes the ratios those of perf/accepted.json.
+The report goes to perf/reports/DATE-LEVEL/report.html. `quick` always measures. The others go on in the newest folder
+of their level that has no report yet; what is measured already is not measured again: name another folder with
+--output to start afresh. With --arms or --workloads the report goes into a folder of that folder, only-ARMS-WORKLOADS.
+`--accept` makes the ratios those of perf/accepted.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -25,10 +28,11 @@ from typing import Any
 from perf.baselines.arms import ARMS, MONOLITH, PRODUCT
 from perf.bench import accepted
 from perf.bench.analysis import analyse
-from perf.bench.machine import describe
+from perf.bench.machine import Machine, describe
 from perf.bench.plan import LEVELS, Level
 from perf.bench.report import write_report
 from perf.bench.runner import run_level
+from perf.bench.setup import Setup
 from perf.bench.store import Store
 from perf.deployments import changed, parse_changes
 from perf.workloads import SHAPES
@@ -41,28 +45,67 @@ def main() -> int:
     options = _options()
     variants = dict(_variant(text) for text in options.variant)
     level, machine = _level(options, tuple(variants)), describe()
-    folder = options.output or ROOT / "perf" / "reports" / f"{machine.date}-{options.level}"
-    built = options.built or ROOT / "build" / options.deployment.stem
-    begin = time.monotonic()
-    run_level(
-        level,
-        _composer(options.deployment, variants, built, folder),
-        Store(folder),
-        lambda text: print(f"{time.monotonic() - begin:6.0f} s  {text}", flush=True),
-    )
-    analysis = analyse(level, Store(folder))
+    folder = options.output or _folder(ROOT / "perf" / "reports", options.level, machine.date)
+    store = Store(folder)
+    left_out = _run(options, level, variants, store, machine)
+    level = replace(level, arms=tuple(arm for arm in level.arms if arm not in left_out))
+    analysis = analyse(level, store)
     extras = {path.stem: path.read_text() for path in sorted((folder / "tools").glob("*.txt"))}
-    print(f"report {write_report(folder, level, analysis, machine, extras)}")
+    extras |= {f"{arm} is left out": reason for arm, reason in left_out.items()}
+    narrowed = [selection.replace(",", "+") for selection in (options.arms, options.workloads) if selection]
+    target_folder = folder / "-".join(["only", *narrowed]) if narrowed else folder
+    print(f"report {write_report(store, target_folder, level, analysis, machine, extras=extras)}")
     for target in analysis.targets:
-        print(f"target {target.text}: {target.ratio.interval}, asked {target.wanted:.2f}: {target.verdict}")
+        print(target)
     for ratio in analysis.ratios:
         print(ratio)
     if options.accept:
-        accepted.accept(analysis.ratios, machine)
-    fallen = accepted.compare(analysis.ratios)
+        accepted.accept(level.name, analysis.ratios, machine)
+    fallen = [] if narrowed else accepted.compare(level.name, analysis.ratios)
     for line in fallen:
         print(f"fell: {line}", file=sys.stderr)
     return 1 if fallen else 0
+
+
+def _folder(reports: Path, level: str, date: str) -> Path:
+    """Where this level is measured."""
+    today = reports / f"{date}-{level}"
+    if level == "quick":  # a guard that shows the figures of the morning guards nothing
+        shutil.rmtree(today / "runs", ignore_errors=True)
+        shutil.rmtree(today / "workloads", ignore_errors=True)
+        (today / "setup.json").unlink(missing_ok=True)
+        return today
+    begun = sorted(folder for folder in reports.glob(f"*-{level}") if (folder / "setup.json").exists())
+    unfinished = [folder for folder in begun if not (folder / "report.html").exists()]
+    return unfinished[-1] if unfinished else today
+
+
+def _run(
+    options: argparse.Namespace, level: Level, variants: Mapping[str, dict[str, Any]], store: Store, machine: Machine
+) -> dict[str, str]:
+    """Measure what is not there yet; the arms that were left out, with the reason."""
+    try:
+        Setup.of(level.name, machine, options.deployment, variants).claim(store.folder)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    if there := sum(1 for _ in (store.folder / "runs").glob("*.jsonl")):
+        print(f"{there} runs are in {store.folder} already: only what is missing runs")
+    built = options.built or ROOT / "build" / options.deployment.stem
+    compose = _composer(options.deployment, variants, built, store.folder)
+    begin = time.monotonic()
+    try:
+        return run_level(
+            level,
+            compose,
+            store,
+            machine.commit,
+            lambda text: print(f"{time.monotonic() - begin:6.0f} s  {text}", flush=True),
+        )
+    except RuntimeError as error:
+        raise SystemExit(f"no report without it: {error}") from None
+    finally:
+        if variants:
+            compose(PRODUCT)  # what is composed is the deployment again, and no variant
 
 
 def _options() -> argparse.Namespace:

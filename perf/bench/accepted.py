@@ -15,20 +15,27 @@ ACCEPTED = Path(__file__).resolve().parents[1] / "accepted.json"
 _BOUND = 3.0  # a ratio may fall to a third before it fails
 
 
-def compare(ratios: Sequence[Ratio], path: Path = ACCEPTED) -> list[str]:
-    """A sentence for each ratio that fell beyond the bound; ratios that nobody accepted yet are not judged."""
+def compare(level: str, ratios: Sequence[Ratio], path: Path = ACCEPTED) -> list[str]:
+    """A sentence for each ratio that fell beyond the bound, or is no number or not there any more.
+
+    Ratios that nobody accepted yet are not judged, and none of another level: it has other arrivals.
+    """
     try:
-        accepted: dict[str, float] = json.loads(path.read_text())["ratios"]
+        file = json.loads(path.read_text())
     except FileNotFoundError:
         return []
+    if file["level"] != level:
+        return []
+    accepted: dict[str, float] = file["ratios"]
+    found = {ratio.name: ratio.interval.value for ratio in ratios}
     return [
-        f"{ratio.name}: {ratio.interval.value:.2f} was {accepted[ratio.name]:.2f} when last accepted"
-        for ratio in ratios
-        if ratio.name in accepted and ratio.interval.value < accepted[ratio.name] / _BOUND
+        f"{name}: {found.get(name, math.nan):.2f} was {value:.2f} when last accepted"
+        for name, value in accepted.items()
+        if not found.get(name, math.nan) >= value / _BOUND
     ]
 
 
-def accept(ratios: Sequence[Ratio], machine: Machine, path: Path = ACCEPTED) -> None:
+def accept(level: str, ratios: Sequence[Ratio], machine: Machine, path: Path = ACCEPTED) -> None:
     """Make these the accepted ones."""
     values = {r.name: round(r.interval.value, 3) for r in ratios if math.isfinite(r.interval.value)}
-    path.write_text(json.dumps({"machine": asdict(machine), "ratios": values}, indent=1) + "\n")
+    path.write_text(json.dumps({"level": level, "machine": asdict(machine), "ratios": values}, indent=1) + "\n")

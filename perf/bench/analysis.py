@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from perf.bench.ratios import IMAGE_TOKENS, TEXT_TOKENS, Ratio, compare, saturat
 from perf.bench.slo import Slo, isolated_slo
 from perf.bench.store import Store
 from perf.bench.targets import Target, targets
-from perf.load import Run, answered, load_run
+from perf.load import OK, Run, answered, load_run
 from perf.statistics import highest_quantile, quantile
 from perf.workloads import MODALITIES, load_workload
 
@@ -60,6 +61,7 @@ class Saturation:
     text_tokens_per_s: float
     image_tokens_per_s: float
     pictures_per_s: float
+    failed: int  # requests
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,13 @@ class Analysis:
     ratios: list[Ratio]
     targets: list[Target]
     noise: Noise
+    commits: Counter[str]  # of the code that was measured: runs of each
 
 
 def analyse(level: Level, store: Store) -> Analysis:
     """Read all runs of a finished level (OSError: one is missing)."""
     slo = isolated_slo(store)
+    commits = Counter(run.commit for run in _open_loop_runs(level, store))
     tables = [_table(level, store, name, slo) for name in level.workloads]
     ratios = [ratio for table in tables for ratio in table.ratios] + _saturation_ratios(level, store)
     return Analysis(
@@ -97,17 +101,21 @@ def analyse(level: Level, store: Store) -> Analysis:
         tables,
         ratios,
         targets(ratios),
-        _noise(level, store),
+        _noise(_open_loop_runs(level, store)),
+        commits,
     )
 
 
-def _noise(level: Level, store: Store) -> Noise:
-    runs = [
+def _open_loop_runs(level: Level, store: Store) -> list[Run]:
+    return [
         load_run(store.run(name, seed, arm))
         for name in level.workloads
         for arm in level.arms
         for seed in level.seeds_of(arm)
     ]
+
+
+def _noise(runs: Sequence[Run]) -> Noise:
     return Noise(
         max(run.cpu_share for run in runs),
         max(run.worst_late_s for run in runs) * 1e3,
@@ -161,6 +169,7 @@ def _saturation(store: Store, arm: str) -> Saturation:
         float(np.mean([run.tokens_per_s for run in text])),
         float(np.mean([run.tokens_per_s for run in image])),
         float(np.mean([run.requests_per_s for run in image])),
+        sum(record.outcome != OK for run in text + image for record in run.records),
     )
 
 

@@ -29,7 +29,7 @@ class Ratio:
     measure: str
     other: str  # the arm that the product is compared with
     interval: Interval
-    count: int  # requests (tokens for times between tokens) of the product's side
+    count: int  # requests (tokens for times between tokens) of the side that has fewer
     quantile: float | None = None
 
     @property
@@ -58,7 +58,7 @@ def compare(name: str, other: str, runs: Mapping[str, Sequence[Run]], slo: Slo, 
     found = []
     for measure, kind, values in latencies:
         blocks = _blocks(runs, other, kind, values)
-        count = sum(len(block.values[PRODUCT]) for block in blocks)
+        count = min(sum(len(block.values[arm]) for block in blocks) for arm in (PRODUCT, other))
         if count:
             q = highest_quantile(count, tail)
             found.append(Ratio(name, measure, other, paired_ratio(blocks, other, PRODUCT, q), count, q))
@@ -69,10 +69,12 @@ def compare(name: str, other: str, runs: Mapping[str, Sequence[Run]], slo: Slo, 
 
 def saturated(measure: str, other: str, ours: Sequence[Run], theirs: Sequence[Run]) -> Ratio:
     """Throughput at saturation; the interval is the range of the repeats, NaN when there was one."""
-    repeats = [a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, theirs, strict=False)]
-    value = float(np.mean([a.tokens_per_s for a in ours]) / np.mean([b.tokens_per_s for b in theirs]))
-    low, high = (min(repeats), max(repeats)) if len(repeats) > 1 else (math.nan, math.nan)
-    return Ratio(SATURATION, measure, other, Interval(value, low, high), sum(len(run.records) for run in ours))
+    pairs = list(zip(ours, theirs, strict=False))  # of the same requests
+    above, below = (np.array([run.tokens_per_s for run in side]) for side in zip(*pairs, strict=True))
+    with np.errstate(divide="ignore", invalid="ignore"):  # an arm that answered nothing
+        value, repeats = float(above.mean() / below.mean()), above / below
+    low, high = (float(repeats.min()), float(repeats.max())) if len(pairs) > 1 else (math.nan, math.nan)
+    return Ratio(SATURATION, measure, other, Interval(value, low, high), sum(len(run.records) for run, _ in pairs))
 
 
 def ttft_s(record: Record) -> float:
@@ -81,7 +83,7 @@ def ttft_s(record: Record) -> float:
 
 
 def _gaps_s(record: Record) -> Sequence[float]:
-    return record.gaps_s if record.outcome == OK else [math.inf]
+    return record.gaps_s if record.outcome == OK else [math.inf] * max(1, record.answer_tokens - 1)
 
 
 def _blocks(runs: Mapping[str, Sequence[Run]], other: str, kind: str | None, value: _Value) -> list[Block]:

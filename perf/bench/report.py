@@ -24,17 +24,23 @@ TEMPLATE = Path(__file__).with_name("template.html.j2")
 
 
 def write_report(
-    folder: Path, level: Level, analysis: Analysis, machine: Machine, extras: Mapping[str, str] | None = None
+    store: Store,
+    folder: Path,
+    level: Level,
+    analysis: Analysis,
+    machine: Machine,
+    *,
+    extras: Mapping[str, str],
 ) -> Path:
     """Write report.html and the plots into `folder`; `extras` are more sections of plain text by title."""
-    store = Store(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for table in analysis.tables:
         runs = {
             arm: [load_run(store.run(table.workload, seed, arm)) for seed in level.seeds_of(arm)] for arm in level.arms
         }
         plot_workload(folder / f"{table.workload}.png", runs, table.ratios)
     page = folder / "report.html"
-    page.write_text(render(level, analysis, machine, extras or {}))
+    page.write_text(render(level, analysis, machine, extras))
     return page
 
 

@@ -1,4 +1,7 @@
-"""Runs a level and leaves one file a run; what is there already is not run again, so that a stopped bench goes on."""
+"""Runs a level and leaves one file a run; what is there already is not run again, so that a stopped bench goes on.
+
+A server that dies in a run is no slow server: that run is not kept, and its arm is left out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from perf.baselines.arms import MONOLITH, PRODUCT, running
+from perf.baselines.arms import MONOLITH, PRODUCT, complaint, running
 from perf.bench import plan
 from perf.bench.meter import Meter
 from perf.bench.plan import Level
@@ -31,16 +34,32 @@ class _Task:
     concurrency: int  # 0: open loop
 
 
-def run_level(level: Level, compose: Compose, store: Store, say: Say) -> None:
-    """Everything of a level (RuntimeError: an arm does not start)."""
+def run_level(level: Level, compose: Compose, store: Store, commit: str, say: Say) -> dict[str, str]:
+    """Everything of a level; gives the arms that were left out, with the reason.
+
+    `commit`: of the code that runs.
+
+    Raises:
+        RuntimeError: monolith or product, without which there is no report, does not start, or died.
+    """
+    left_out: dict[str, str] = {}
     for index, seed in enumerate(level.seeds):
         for arm in plan.arms_in_order(level, index):
+            if arm in left_out:
+                continue
             # drawn one by one: the rates of the workloads follow from the monolith's calibration, which comes first
             tasks = chain(_calibration(level, store, arm, index), _workloads(level, store, arm, seed))
-            _run_arm(arm, tasks, compose, store, say)
+            try:
+                _run_arm(arm, tasks, compose, store, commit=commit, say=say)
+            except RuntimeError as error:
+                if arm in (MONOLITH, PRODUCT):
+                    raise
+                left_out[arm] = str(error)
+                say(f"{arm} is left out: {error}")
+    return left_out
 
 
-def _run_arm(arm: str, tasks: Iterable[_Task], compose: Compose, store: Store, say: Say) -> None:
+def _run_arm(arm: str, tasks: Iterable[_Task], compose: Compose, store: Store, *, commit: str, say: Say) -> None:
     with ExitStack() as stack:
         urls: Sequence[str] = ()
         for task in tasks:
@@ -53,16 +72,25 @@ def _run_arm(arm: str, tasks: Iterable[_Task], compose: Compose, store: Store, s
             meter = Meter()
             run = asyncio.run(_drive(task.workload, task.concurrency, urls))
             others_cores, steal_share = meter.read()
-            _check(run, task, arm)
-            replace(run, others_cores=others_cores, steal_share=steal_share).save(task.path)
+            _check(run, task, arm, urls)
+            replace(run, others_cores=others_cores, steal_share=steal_share, commit=commit).save(task.path)
             say(f"{task.path.stem}: {len(run.records)} requests in {run.wall_s:.0f} s")
 
 
-def _check(run: Run, task: _Task, arm: str) -> None:
-    """All rates and SLOs follow from the monolith's calibration (RuntimeError: it failed some of it)."""
+def _check(run: Run, task: _Task, arm: str, urls: Sequence[str]) -> None:
+    """Whether a run counts (RuntimeError: it doesn't).
+
+    Failed requests are a figure like others, unless the server is gone. The monolith must not fail any of its
+    calibration, from which all rates and SLOs follow.
+    """
     failed = [record for record in run.records if record.outcome != OK]
-    if failed and arm == MONOLITH and task.concurrency:
-        raise RuntimeError(f"{task.path.stem}: {len(failed)} of {len(run.records)} failed: {failed[0].error}")
+    if not failed:
+        return
+    what = f"{task.path.stem}: {len(failed)} of {len(run.records)} failed: {failed[0].error}"
+    if arm == MONOLITH and task.concurrency:
+        raise RuntimeError(what)
+    if gone := complaint(urls):
+        raise RuntimeError(f"{what}; and now it answers nobody ({gone})")
 
 
 async def _drive(workload: Workload, concurrency: int, urls: Sequence[str]) -> Run:

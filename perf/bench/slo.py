@@ -23,8 +23,7 @@ class Slo:
         """Whether this request was served as promised."""
         if record.outcome != OK or record.ttft_s is None:
             return False
-        gap_s = float(np.mean(record.gaps_s)) if record.gaps_s else 0.0
-        return record.ttft_s <= self.ttft_slo_s(record) and gap_s <= self.gap_s
+        return record.ttft_s <= self.ttft_slo_s(record) and record.token_s <= self.gap_s
 
     def ttft_slo_s(self, record: Record) -> float:
         """A request with many pictures has the time of as many."""
@@ -43,5 +42,5 @@ def isolated_slo(store: Store) -> Slo:
         for kind, run in runs.items()
     }
     # means, as in `kept`: a piece of text that comes right behind another makes a median of gaps meaningless
-    gaps = [float(np.mean(record.gaps_s)) for record in answered(runs["text"].records) if record.gaps_s]
+    gaps = [record.token_s for record in answered(runs["text"].records) if record.gaps_s]
     return Slo(ttft, plan.SLO_FACTOR * float(np.median(gaps)))

@@ -11,12 +11,13 @@ from perf.bench import ratios
 from perf.bench.ratios import Ratio
 
 REACHED, MISSED, UNCLEAR = "reached", "missed", "not certain"
+_ASKED = 0.99  # quantile
 _BURST, _AZURE = "image-burst", "azure-lmm"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio that is asked to be at least `wanted`."""
+    """A ratio that is asked to be at least `wanted`; of latencies at P99."""
 
     text: str
     wanted: float
@@ -24,13 +25,22 @@ class Target:
 
     @property
     def verdict(self) -> str:
-        """By the interval; without one, and where the interval holds the wanted value, nothing is certain."""
-        interval = self.ratio.interval
-        if interval.low >= self.wanted:
-            return REACHED
-        if interval.high < self.wanted:
-            return MISSED
-        return f"{UNCLEAR}: value {'above' if interval.value >= self.wanted else 'not above'}"
+        """By the interval: nothing is certain without one, where it holds the wanted value, and of a lower quantile."""
+        interval, ratio = self.ratio.interval, self.ratio
+        if ratio.quantile is None or ratio.quantile >= _ASKED:
+            if interval.low >= self.wanted:
+                return REACHED
+            if interval.high < self.wanted:
+                return MISSED
+        of = f"{ratio.level} " if ratio.level else ""
+        return f"{UNCLEAR}: {of}{'above' if interval.value >= self.wanted else 'not above'}"
+
+    def __str__(self) -> str:
+        ratio = self.ratio
+        level = f" {ratio.level}" if ratio.level else ""
+        against = f" ({ratio.other})" if ratio.other != MONOLITH else ""
+        found = f"{ratio.interval}{level} n={ratio.count}"
+        return f"target {self.text}{against}: {found}, asked {self.wanted:.2f}: {self.verdict}"
 
 
 def targets(found: Sequence[Ratio]) -> list[Target]:

@@ -41,12 +41,16 @@ class Seen:
 
 
 def requests(seconds: float, burst: bool, seed: int = 7) -> list[Request]:
-    """Poisson text for so long, and the burst at `LEAD_S`; the text is the same with and without it."""
+    """Poisson text for so long, and the burst at `LEAD_S`.
+
+    The text is of the same lengths with and without it, and differs from the first word on: no prefix cache helps.
+    """
     rng = random.Random(seed)
     made: list[Request] = []
     now = 0.0
     while (now := now + rng.expovariate(TEXT_RATE)) < seconds:
-        made.append(Request(now, f"Write a few sentences about the number {len(made)}, its history and its use."))
+        begin = "Write" if burst else "Make"
+        made.append(Request(now, f"{begin} a few sentences about the number {len(made)}, its history and its use."))
     if burst:
         made += [
             Request(

@@ -38,7 +38,7 @@ def main() -> None:
     print(f"load generator: {run.cpu_share:.1%} of a core, at most {run.worst_late_s * 1e3:.1f} ms late")
     for modality in MODALITIES:
         if records := answered(run.records, modality):
-            ttft = [record.ttft_s * 1e3 for record in records if record.ttft_s is not None]
+            ttft = [record.ttft_s * 1e3 for record in records if record.ttft_s is not None] or [0.0]
             gaps = [gap * 1e3 for record in records for gap in record.gaps_s] or [0.0]
             print(
                 f"{modality:5} {len(records):5} requests, TTFT P50 {np.median(ttft):.0f} ms, max {max(ttft):.0f} ms; "

@@ -74,6 +74,8 @@ async def _exchange(record: Record, payload: Any, target: Target, clock: _Clock,
         record.end_s = clock.now()
     except VlmError as error:
         record.outcome, record.error = error.status, error.message
+    except Exception as error:  # whatever it is, the other requests' records are not lost for it
+        record.outcome, record.error = "INTERNAL", f"{type(error).__name__}: {error}"
 
 
 class _Clock:

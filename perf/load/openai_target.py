@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -9,7 +10,6 @@ from typing import Any
 
 import aiohttp
 
-from client.http_protocol import EventParser
 from client.types import VlmError
 from perf.load.targets import Chunk, LeastBacklog, Payload, cost_of
 from perf.workloads import Request
@@ -67,15 +67,15 @@ class OpenAiTarget:
                 async with self._http.post(self._urls[index], data=payload.message, timeout=timeout) as response:
                     if response.status != 200:
                         raise _refusal(response.status, await response.read())
-                    parser, done = EventParser(), False
-                    async for part in response.content.iter_any():
-                        for event in parser.feed(part):
-                            done = done or event.strip() == _DONE
-                            if not done:
-                                yield _chunk(json.loads(event))
+                    done = False
+                    async for line in response.content:
+                        data = line.removeprefix(b"data:").strip()
+                        done = done or data == _DONE
+                        if data and not done and line.startswith(b"data:"):  # else a comment, an event's name or end
+                            yield _chunk(data)
                     if not done:
                         raise VlmError("UNAVAILABLE", f"{self._urls[index]} ended before the answer did")
-            except TimeoutError as error:
+            except asyncio.TimeoutError as error:  # not the builtin one before Python 3.11
                 raise VlmError("DEADLINE_EXCEEDED", f"no answer within {timeout_s:g} s") from error
             except aiohttp.ClientError as error:
                 raise VlmError("UNAVAILABLE", f"{self._urls[index]}: {error}") from error
@@ -85,13 +85,18 @@ class OpenAiTarget:
         await self._http.close()
 
 
-def _chunk(event: dict[str, Any]) -> Chunk:
-    """One event (VlmError: it is an error)."""
-    if "error" in event:
-        raise VlmError("UNAVAILABLE", str(event["error"].get("message", event["error"])))
-    usage = event.get("usage") or {}
-    text = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
-    return Chunk(text, usage.get("prompt_tokens"), usage.get("completion_tokens"))
+def _chunk(data: bytes) -> Chunk:
+    """One event (VlmError: it is an error, or no chat completion)."""
+    try:
+        event = json.loads(data)
+        problem = event if event.get("object") == "error" else event.get("error")  # vLLM has had both
+        if problem is None:
+            usage = event.get("usage") or {}
+            text = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+            return Chunk(text, usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise VlmError("INTERNAL", f"an event that is no chunk of a chat completion: {data[:200]!r}") from None
+    raise VlmError("UNAVAILABLE", str(problem.get("message", problem) if isinstance(problem, dict) else problem))
 
 
 def _refusal(status: int, body: bytes) -> VlmError:

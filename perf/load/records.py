@@ -28,11 +28,18 @@ class Record:
     gaps_s: list[float] = field(default_factory=list)  # between pieces of text, one or few tokens each
     input_tokens: int | None = None  # as the server counts them
     output_tokens: int | None = None
+    answer_tokens: int = 0  # asked for
 
     @property
     def ttft_s(self) -> float | None:
         """Time to the first text, None when none came."""
         return None if self.first_s is None else self.first_s - self.intended_s
+
+    @property
+    def token_s(self) -> float:
+        """Mean time between tokens; 0 for an answer of one."""
+        pieces = len(self.gaps_s) + 1
+        return sum(self.gaps_s) / max(1, (self.output_tokens or pieces) - 1)
 
     @property
     def total_s(self) -> float | None:
@@ -42,7 +49,9 @@ class Record:
 
 def new_record(request: Request, intended_s: float) -> Record:
     """The record of a request that is about to be sent."""
-    return Record(request.number, request.modality, len(request.pictures), intended_s)
+    return Record(
+        request.number, request.modality, len(request.pictures), intended_s, answer_tokens=request.answer_tokens
+    )
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Run:
     worst_late_s: float  # the longest that a request was sent after its time
     others_cores: float = 0.0  # that processes beside generator and server used meanwhile, where it was measured
     steal_share: float = 0.0  # of all CPU time, taken by the hypervisor
+    commit: str = ""  # of the code that was measured
 
     @property
     def tokens_per_s(self) -> float:

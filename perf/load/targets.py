@@ -5,6 +5,7 @@ A target prepares its messages before the run, so that a run measures the server
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from perf.workloads import Request
 # What a picture costs beside a prompt token, for the least-backlog router: its visual tokens, and about as much again
 # to encode them.
 _PICTURE_TOKENS = 400
+_AVOID_S = 1.0  # one that fails at once has no backlog: it would get everything
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,23 @@ class LeastBacklog:
 
     def __init__(self, servers: int) -> None:
         self._backlog = [0] * servers
+        self._failed_s = [float("-inf")] * servers  # when they last did
 
     @contextmanager
     def server(self, cost: int) -> Iterator[int]:
         """The server's index; its backlog holds the cost until the end of the block."""
-        index = min(range(len(self._backlog)), key=self._backlog.__getitem__)
+        index = min(range(len(self._backlog)), key=self._rank)
         self._backlog[index] += cost
         try:
             yield index
+        except Exception:
+            self._failed_s[index] = time.monotonic()
+            raise
         finally:
             self._backlog[index] -= cost
+
+    def _rank(self, index: int) -> tuple[bool, int]:
+        return time.monotonic() - self._failed_s[index] < _AVOID_S, self._backlog[index]
 
 
 def open_target(urls: Sequence[str], model: str = "vlm") -> Target:

@@ -43,7 +43,10 @@ class GenerateLoop:
     def _run(self) -> None:
         try:
             while True:
-                self._generate(self._jobs.get())
+                job = self._jobs.get()
+                with contextlib.suppress(_CancelledError):
+                    if not job.cancelled:
+                        self._generate(job)
         except Exception:
             traceback.print_exc()
             os._exit(1)  # a server without its loop would only hang its clients
@@ -66,6 +69,10 @@ class GenerateLoop:
         )
 
 
+class _CancelledError(Exception):
+    """The client went away."""
+
+
 class _Streamer(BaseStreamer):
     """Hands tokens on as they come; what comes first is the prompt."""
 
@@ -74,7 +81,9 @@ class _Streamer(BaseStreamer):
         self._made = -1
 
     def put(self, value: Any) -> None:
-        """One step's token."""
+        """One step's token (_CancelledError: nobody waits for it)."""
+        if self._job.cancelled:
+            raise _CancelledError
         self._made += 1
         if self._made:
             self._job.on_tokens(value.tolist(), self._made == self._job.sampling.max_tokens, "")

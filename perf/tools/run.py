@@ -41,7 +41,8 @@ class ToolReport:
     """What the tool measured; milliseconds."""
 
     command: str
-    requests: int
+    requests: int  # that were answered
+    failed: int
     ttft_p50_ms: float
     ttft_tail_ms: float
     tail: float
@@ -52,7 +53,7 @@ class ToolReport:
         tail = f", P{100 * self.tail:.0f} {self.ttft_tail_ms:.1f} ms" if self.tail > 0.5 else ""  # few bear no tail
         return [
             f"$ {self.command}",
-            f"{self.requests} requests, TTFT P50 {self.ttft_p50_ms:.1f} ms{tail}, "
+            f"{self.requests} requests ({self.failed} failed), TTFT P50 {self.ttft_p50_ms:.1f} ms{tail}, "
             f"time between responses P50 {self.gap_p50_ms:.1f} ms",
         ]
 
@@ -133,9 +134,8 @@ def read_profile_export(command: str, export: Any) -> ToolReport:
     ttft = np.array([(first[0] - begin) / 1e6 for begin, first in stamps if first])
     gaps = np.concatenate([np.diff(responses) / 1e6 for _, responses in stamps]) if stamps else np.zeros(0)
     tail = highest_quantile(len(ttft))
-    return ToolReport(
-        command, len(ttft), quantile(ttft, 0.5), quantile(ttft, tail), tail, quantile(gaps[gaps > 0], 0.5)
-    )
+    failed, gap_ms = len(stamps) - len(ttft), quantile(gaps[gaps > 0], 0.5)
+    return ToolReport(command, len(ttft), failed, quantile(ttft, 0.5), quantile(ttft, tail), tail, gap_ms)
 
 
 def read_aiperf(command: str, export: Any) -> ToolReport:
@@ -143,7 +143,9 @@ def read_aiperf(command: str, export: Any) -> ToolReport:
     ttft, gaps = export["time_to_first_token"], export.get("inter_token_latency", {})
     count = int(export["request_count"]["avg"])
     tail = highest_quantile(count)
-    return ToolReport(command, count, ttft["p50"], ttft[f"p{100 * tail:.0f}"], tail, gaps.get("p50", float("nan")))
+    failed = int(export.get("error_request_count", {}).get("avg") or 0)
+    tail_ms, gap_ms = ttft[f"p{100 * tail:.0f}"], gaps.get("p50", float("nan"))
+    return ToolReport(command, count, failed, ttft["p50"], tail_ms, tail, gap_ms)
 
 
 def _with_pictures(request: Request, count: int) -> Request:
