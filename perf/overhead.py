@@ -84,6 +84,7 @@ def recording(tool: str | None, output: Path) -> Iterator[None]:
     if shutil.which(tool) is None:
         raise SystemExit(f"{tool} is not on PATH: pip install {tool}")
     stubs = [p for p in psutil.process_iter(["cmdline"]) if _is_router(p.info["cmdline"] or [])]
+    output.unlink(missing_ok=True)
     command = [tool, "record", "--pid", str(stubs[-1].pid), "--duration", "600", "--output", str(output)]
     process = subprocess.Popen(command)
     try:
@@ -91,8 +92,8 @@ def recording(tool: str | None, output: Path) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGINT)  # it writes at Ctrl-C, and not at SIGTERM
         process.wait()
-        if not output.exists():
-            raise SystemExit(f"{tool} wrote no {output}; may it trace other processes (ptrace)?")
+    if not output.exists():
+        raise SystemExit(f"{tool} wrote no {output}; may it trace other processes (ptrace)?")
 
 
 def _is_router(command: list[str]) -> bool:

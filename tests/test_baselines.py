@@ -1,6 +1,7 @@
 """A baseline end to end: load generator, gRPC service and token loop, with a fake engine and encoder."""
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from perf.load import OK, GrpcTarget, Run, open_loop
 from perf.workloads import Request, make_workload
 from python_backends.checkpoint import CHECKPOINT_FILE, Checkpoint
 from python_backends.deployment import BUILT_FILE, Deployment, Limits
+from python_backends.engines.protocol import StepReport
 from tests.fakes.tokenizer import byte_tokenizer
 from tests.test_router_prompt import TEMPLATE
-from tests.waiting import until
 
 SIDE, TOKENS, HIDDEN = 32, 4, 8
 
@@ -72,7 +73,10 @@ async def drive(
     server, port = await start(VlmService(artifacts, loop, threads=1), 0)
     target = GrpcTarget([f"grpc://127.0.0.1:{port}"])
     try:
-        return await open_loop(asked, [target.prepare(request) for request in asked], target, timeout_s)
+        run = await open_loop(asked, [target.prepare(request) for request in asked], target, timeout_s)
+        while loop.is_busy:
+            await asyncio.sleep(0.01)
+        return run
     finally:
         await target.close()
         await server.stop(None)
@@ -101,12 +105,21 @@ def test_a_refused_request_is_an_error_of_its_own(artifacts: Path) -> None:
 
 
 def test_nothing_is_computed_for_a_client_that_went_away(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(FakeEngine):
+        steps = 0
+
+        def step(self) -> StepReport:
+            self.steps += 1
+            return super().step()
+
     monkeypatch.setenv(STEP_MS_VARIABLE, "5")
-    engine = FakeEngine({})
-    asked = [Request(0, 0.0, "text", "a long story", (), 3000)]
-    run = asyncio.run(drive(artifacts, FakeEncoder(False), "fcfs", asked, engine=engine, timeout_s=0.5))
-    assert run.records[0].outcome == "DEADLINE_EXCEEDED"
-    assert until(lambda: not engine.busy, 5)  # 15 s were left of it
+    engine = Counting({})
+    asked = [Request(0, 0.0, "text", "a long story", (), 3000)]  # 15 s of it
+    begin = time.monotonic()
+    (record,) = asyncio.run(drive(artifacts, FakeEncoder(False), "fcfs", asked, engine=engine, timeout_s=1.0)).records
+    assert record.outcome == "DEADLINE_EXCEEDED"
+    assert engine.steps
+    assert time.monotonic() - begin < 8
 
 
 def test_an_encoder_that_breaks_is_an_answer(artifacts: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perf.baselines.order import PICTURES_A_STEP, Waiting, plan
 from perf.bench import accepted
-from perf.bench.__main__ import main
+from perf.bench.__main__ import _folder, main
 from perf.bench.analysis import analyse
 from perf.bench.machine import describe
 from perf.bench.meter import Meter
@@ -163,7 +163,7 @@ def test_guard_fails_only_far_below_what_was_accepted(tmp_path: Path) -> None:
 
     assert accepted.compare("quick", [ratio(1.0)], path) == []
     accepted.accept("quick", [ratio(3.0)], describe(), path)
-    assert json.loads(path.read_text())["ratios"] == {"x text TTFT monolith/product": 3.0}
+    assert json.loads(path.read_text())["quick"]["ratios"] == {"x text TTFT monolith/product": 3.0}
     assert accepted.compare("quick", [ratio(1.1)], path) == []
     assert accepted.compare("full", [ratio(0.1)], path) == []  # other arrivals
     for fallen in ([ratio(0.9)], [ratio(np.nan)], []):
@@ -258,6 +258,8 @@ def test_a_variant_is_the_deployment_with_other_values(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["quick", "--arms", "nope"], "--arms: nope is not one of monolith"),
+        (["quick", "--accept", "--arms", "split-nice"], "--accept: only what a whole level measures"),
+        (["quick", "--deployment", "nowhere.yaml"], "--deployment: nowhere.yaml is no file"),
         (["quick", "--seeds", "0"], "--seeds must be at least 1"),
         (["quick", "--variant", "product:a=1"], "'product' must be"),
         (["quick", "--variant", "x:a"], "'a' is not KEY=VALUE"),
@@ -302,22 +304,57 @@ def test_saturation_compares_runs_of_the_same_requests_and_bears_an_arm_that_ans
     assert np.isinf(saturated("text tokens/s", "split-nice", [fast], [nothing]).interval.value)
 
 
+DEPLOYMENT = Path(__file__).parents[1] / "deployments" / "bench-cpu.yaml"
+
+
 def test_a_folder_takes_runs_of_one_set_up_only(tmp_path: Path) -> None:
-    deployment = Path(__file__).parents[1] / "deployments" / "bench-cpu.yaml"
     machine, folder = describe(), tmp_path / "full"
-    first = Setup.of("full", machine, deployment, {"slow": {"pools.vision.nice": 9}})
-    first.claim(folder)
-    Setup.of("full", machine, deployment, {"fast": {"pools.vision.nice": 0}}).claim(folder)
-    first.claim(folder)
-    other = changed(deployment, {"pools.vision.nice": 3}, tmp_path / "other.yaml")
+
+    def of(level: str = "full", deployment: Path = DEPLOYMENT, cores: int = 2, **nice: int) -> Setup:
+        variants = {name: {"pools.vision.nice": value} for name, value in nice.items()}
+        return Setup.of(level, replace(machine, cores=cores), deployment, variants)
+
+    of(slow=9).claim(folder)
+    of(fast=0, slow=8).claim(folder)  # it never ran with 9
+    a_run(["text"], 0.1, 0.1).save(Store(folder).run("image-burst", 1, "slow"))
+    of().claim(folder)
+    other = changed(DEPLOYMENT, {"pools.vision.nice": 3}, tmp_path / "other.yaml")
     for wrong, what in (
-        (Setup.of("quick", machine, deployment, {}), "level"),
-        (Setup.of("full", machine, other, {}), "deployment"),
-        (Setup.of("full", replace(machine, cores=64), deployment, {}), "cores"),
-        (Setup.of("full", machine, deployment, {"fast": {"pools.vision.nice": 1}}), "variants"),
+        (of("quick"), "level"),
+        (of(deployment=other), "deployment"),
+        (of(cores=64), "cores"),
+        (of(slow=9), "variant slow"),
     ):
+        assert not wrong.fits(folder)
         with pytest.raises(ValueError, match=f"another {what} .*--output"):
             wrong.claim(folder)
+    (folder / "setup.json").unlink()
+    with pytest.raises(ValueError, match="another version of this bench"):
+        of().claim(folder)
+
+
+def test_a_level_goes_on_in_its_newest_folder_until_it_has_a_report(tmp_path: Path) -> None:
+    setup = Setup.of("full", describe(), DEPLOYMENT, {})
+    other = Setup.of("full", replace(describe(), cores=64), DEPLOYMENT, {})
+
+    def folder(more: bool = False) -> str:
+        return _folder(tmp_path, setup, "2026-03-03", more=more).name
+
+    assert folder() == "2026-03-03-full"
+    setup.claim(tmp_path / "2026-03-01-full")
+    other.claim(tmp_path / "2026-03-02-full")
+    assert folder() == folder(more=True) == "2026-03-01-full"
+    (tmp_path / "2026-03-01-full" / "report.html").touch()
+    assert folder() == "2026-03-03-full"
+    assert folder(more=True) == "2026-03-01-full"  # more seeds, or a look at a part
+
+
+def test_quick_measures_anew(tmp_path: Path) -> None:
+    setup = Setup.of("quick", describe(), DEPLOYMENT, {})
+    today = tmp_path / "2026-03-03-quick"
+    a_run(["text"], 0.1, 0.1).save(Store(today).run("image-burst", 1, "product"))
+    assert _folder(tmp_path, setup, "2026-03-03", more=False) == today
+    assert not today.exists()
 
 
 def test_the_meter_takes_its_own_work_from_the_work_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from client.serving.errors import ServeError
 from client.types import VlmError
 from perf.bench import runner
 from perf.bench.plan import LEVELS, Level
@@ -39,7 +40,7 @@ class Machine:
     @contextmanager
     def running(self, arm: str, _output: Path, _logs: Path) -> Iterator[Sequence[str]]:
         if arm == self._missing:
-            raise RuntimeError(f"{arm} is not installed")
+            raise ServeError(f"{arm} is not installed")  # as the product's own start does
         self.started.append(arm)
         yield [arm]
 

@@ -110,6 +110,14 @@ def test_a_server_that_fails_at_once_does_not_get_everything() -> None:
         assert (first, second, third) == (0, 1, 1)
 
 
+def test_a_server_that_refuses_is_no_dead_one() -> None:
+    router = LeastBacklog(2)
+    with pytest.raises(VlmError), router.server(100):
+        raise VlmError("INVALID_ARGUMENT", "max_tokens = 0")
+    with router.server(100) as again:
+        assert again == 0
+
+
 def test_each_request_goes_where_the_least_is_unanswered() -> None:
     router = LeastBacklog(2)
     with router.server(100) as first, router.server(30) as second, router.server(30) as third:

@@ -79,7 +79,9 @@ def test_soak_sees_what_has_grown(grown: dict[str, int]) -> None:
 def test_interference_judges_text_between_the_burst_and_its_last_answer() -> None:
     sent = requests(60.0, burst=True)
     assert sum(len(request.images) for request in sent) == BURST_REQUESTS * BURST_PICTURES
-    assert [r for r in sent if not r.images] == requests(60.0, burst=False)
+    texts, without = [r for r in sent if not r.images], requests(60.0, burst=False)
+    assert [(r.at_s, r.text.split()[1:]) for r in texts] == [(r.at_s, r.text.split()[1:]) for r in without]
+    assert {r.text.split()[0] for r in texts}.isdisjoint(r.text.split()[0] for r in without)  # no prefix is cached
     seen = [
         Seen(bool(r.images), ttft_s=0.1 if LEAD_S <= r.at_s <= LEAD_S + 20 else 9.0, total_s=20.0, gaps_s=[0.05, 0.1])
         for r in sent

@@ -57,7 +57,7 @@ def label(name: str) -> str:
 
 @contextmanager
 def running(name: str, output: Path, logs: Path) -> Iterator[Sequence[str]]:
-    """Start an arm on the composed deployment in `output`; ready inside, gone after it (RuntimeError).
+    """Start an arm on the composed deployment in `output`; ready inside, gone after it (RuntimeError, ServeError).
 
     A name that is no other arm's is the product.
     """

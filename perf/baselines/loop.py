@@ -67,6 +67,11 @@ class TokenLoop:
         self._running: dict[int, Job] = {}
         threading.Thread(target=self._run, name="token-loop", daemon=True).start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything waits or runs in it."""
+        return bool(self._waiting or self._running or not self._arrivals.empty())
+
     def add(self, job: Job) -> None:
         """Take a job; its tokens come to its callback. Thread-safe."""
         if self._encode_thread is None or not job.pictures_left:

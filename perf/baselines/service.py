@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,7 +71,8 @@ class VlmService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         events = asyncio.get_running_loop()
 
         def on_tokens(tokens: list[int], last: bool, error: str) -> None:
-            events.call_soon_threadsafe(pieces.put_nowait, (tokens, last, error))
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, and the client with it
+                events.call_soon_threadsafe(pieces.put_nowait, (tokens, last, error))
 
         job = Job(prompt, tiles, request.sampling, on_tokens)
         self._loop.add(job)

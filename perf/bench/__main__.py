@@ -7,9 +7,10 @@
     python -m perf.bench quick --variant yield:pools.vision.nice=10,pools.text.prefill_tokens=64
                                      an experiment: the product with other values, on the same arrivals
 
-The report goes to perf/reports/DATE-LEVEL/report.html. `quick` always measures. The others go on in the newest folder
-of their level that has no report yet; what is measured already is not measured again: name another folder with
---output to start afresh. With --arms or --workloads the report goes into a folder of that folder, only-ARMS-WORKLOADS.
+The report goes to perf/reports/DATE-LEVEL/report.html. `quick` always measures, unless it is given a folder of its own.
+The others go on in the newest folder of their level while it has no report, and in any case with --seeds, --arms,
+--workloads or --variant; what is measured already is not measured again: name another folder with --output to start
+afresh. With --arms or --workloads the report goes into a folder of that folder, only-ARMS-WORKLOADS.
 `--accept` makes the ratios those of perf/accepted.json.
 """
 
@@ -28,9 +29,9 @@ from typing import Any
 from perf.baselines.arms import ARMS, MONOLITH, PRODUCT
 from perf.bench import accepted
 from perf.bench.analysis import analyse
-from perf.bench.machine import Machine, describe
+from perf.bench.machine import describe
 from perf.bench.plan import LEVELS, Level
-from perf.bench.report import write_report
+from perf.bench.report import REPORT, write_report
 from perf.bench.runner import run_level
 from perf.bench.setup import Setup
 from perf.bench.store import Store
@@ -45,9 +46,14 @@ def main() -> int:
     options = _options()
     variants = dict(_variant(text) for text in options.variant)
     level, machine = _level(options, tuple(variants)), describe()
-    folder = options.output or _folder(ROOT / "perf" / "reports", options.level, machine.date)
+    setup = Setup.of(level.name, machine, options.deployment, variants)
+    folder = options.output or _folder(ROOT / "perf" / "reports", setup, machine.date, more=_is_part(options))
     store = Store(folder)
-    left_out = _run(options, level, variants, store, machine)
+    try:
+        setup.claim(folder)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    left_out = _run(options, level, variants, store, machine.commit)
     level = replace(level, arms=tuple(arm for arm in level.arms if arm not in left_out))
     analysis = analyse(level, store)
     extras = {path.stem: path.read_text() for path in sorted((folder / "tools").glob("*.txt"))}
@@ -67,27 +73,26 @@ def main() -> int:
     return 1 if fallen else 0
 
 
-def _folder(reports: Path, level: str, date: str) -> Path:
-    """Where this level is measured."""
-    today = reports / f"{date}-{level}"
-    if level == "quick":  # a guard that shows the figures of the morning guards nothing
-        shutil.rmtree(today / "runs", ignore_errors=True)
-        shutil.rmtree(today / "workloads", ignore_errors=True)
-        (today / "setup.json").unlink(missing_ok=True)
+def _is_part(options: argparse.Namespace) -> bool:
+    """Whether it adds to a finished level, or looks at a part of it."""
+    return bool(options.arms or options.workloads or options.seeds or options.variant)
+
+
+def _folder(reports: Path, setup: Setup, date: str, *, more: bool) -> Path:
+    """Where this level is measured: the newest folder, if it is not finished or is to have `more`; else today's."""
+    today = reports / f"{date}-{setup.level}"
+    if setup.level == "quick":  # a guard that shows the figures of the morning guards nothing
+        shutil.rmtree(today, ignore_errors=True)
         return today
-    begun = sorted(folder for folder in reports.glob(f"*-{level}") if (folder / "setup.json").exists())
-    unfinished = [folder for folder in begun if not (folder / "report.html").exists()]
-    return unfinished[-1] if unfinished else today
+    begun = sorted(folder for folder in reports.glob(f"*-{setup.level}") if setup.fits(folder))
+    goes_on = begun and (more or not (begun[-1] / REPORT).exists())
+    return begun[-1] if goes_on else today
 
 
 def _run(
-    options: argparse.Namespace, level: Level, variants: Mapping[str, dict[str, Any]], store: Store, machine: Machine
+    options: argparse.Namespace, level: Level, variants: Mapping[str, dict[str, Any]], store: Store, commit: str
 ) -> dict[str, str]:
     """Measure what is not there yet; the arms that were left out, with the reason."""
-    try:
-        Setup.of(level.name, machine, options.deployment, variants).claim(store.folder)
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
     if there := sum(1 for _ in (store.folder / "runs").glob("*.jsonl")):
         print(f"{there} runs are in {store.folder} already: only what is missing runs")
     built = options.built or ROOT / "build" / options.deployment.stem
@@ -98,7 +103,7 @@ def _run(
             level,
             compose,
             store,
-            machine.commit,
+            commit,
             lambda text: print(f"{time.monotonic() - begin:6.0f} s  {text}", flush=True),
         )
     except RuntimeError as error:
@@ -124,6 +129,10 @@ def _options() -> argparse.Namespace:
         asked = (getattr(options, name) or "").split(",")
         if unknown := [entry for entry in asked if entry and entry not in known]:
             parser.error(f"--{name}: {', '.join(unknown)} is not one of {', '.join(known)}")
+    if not options.deployment.is_file():
+        parser.error(f"--deployment: {options.deployment} is no file")
+    if options.accept and (options.arms or options.workloads):
+        parser.error("--accept: only what a whole level measures can be accepted")
     if options.seeds is not None and options.seeds < 1:
         parser.error("--seeds must be at least 1")
     return options

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from perf.bench.machine import Machine
 from perf.bench.ratios import Ratio
@@ -20,13 +21,7 @@ def compare(level: str, ratios: Sequence[Ratio], path: Path = ACCEPTED) -> list[
 
     Ratios that nobody accepted yet are not judged, and none of another level: it has other arrivals.
     """
-    try:
-        file = json.loads(path.read_text())
-    except FileNotFoundError:
-        return []
-    if file["level"] != level:
-        return []
-    accepted: dict[str, float] = file["ratios"]
+    accepted: dict[str, float] = _levels(path).get(level, {"ratios": {}})["ratios"]
     found = {ratio.name: ratio.interval.value for ratio in ratios}
     return [
         f"{name}: {found.get(name, math.nan):.2f} was {value:.2f} when last accepted"
@@ -36,6 +31,11 @@ def compare(level: str, ratios: Sequence[Ratio], path: Path = ACCEPTED) -> list[
 
 
 def accept(level: str, ratios: Sequence[Ratio], machine: Machine, path: Path = ACCEPTED) -> None:
-    """Make these the accepted ones."""
+    """Make these the level's accepted ones."""
     values = {r.name: round(r.interval.value, 3) for r in ratios if math.isfinite(r.interval.value)}
-    path.write_text(json.dumps({"level": level, "machine": asdict(machine), "ratios": values}, indent=1) + "\n")
+    levels = _levels(path) | {level: {"machine": asdict(machine), "ratios": values}}
+    path.write_text(json.dumps(levels, indent=1) + "\n")
+
+
+def _levels(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}

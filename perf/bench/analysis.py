@@ -91,7 +91,7 @@ class Analysis:
 def analyse(level: Level, store: Store) -> Analysis:
     """Read all runs of a finished level (OSError: one is missing)."""
     slo = isolated_slo(store)
-    commits = Counter(run.commit for run in _open_loop_runs(level, store))
+    commits = Counter(run.commit for run in [*_open_loop_runs(level, store), *_calibration_runs(level, store)])
     tables = [_table(level, store, name, slo) for name in level.workloads]
     ratios = [ratio for table in tables for ratio in table.ratios] + _saturation_ratios(level, store)
     return Analysis(
@@ -113,6 +113,10 @@ def _open_loop_runs(level: Level, store: Store) -> list[Run]:
         for arm in level.arms
         for seed in level.seeds_of(arm)
     ]
+
+
+def _calibration_runs(level: Level, store: Store) -> list[Run]:
+    return [run for arm in level.arms for kind in plan.KINDS for run in store.saturations(kind, arm)]
 
 
 def _noise(runs: Sequence[Run]) -> Noise:

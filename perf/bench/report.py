@@ -20,6 +20,7 @@ from perf.bench.store import Store
 from perf.load import load_run
 from perf.statistics import MIN_BLOCKS
 
+REPORT = "report.html"
 TEMPLATE = Path(__file__).with_name("template.html.j2")
 
 
@@ -39,7 +40,7 @@ def write_report(
             arm: [load_run(store.run(table.workload, seed, arm)) for seed in level.seeds_of(arm)] for arm in level.arms
         }
         plot_workload(folder / f"{table.workload}.png", runs, table.ratios)
-    page = folder / "report.html"
+    page = folder / REPORT
     page.write_text(render(level, analysis, machine, extras))
     return page
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from client.serving.errors import ServeError
 from perf.baselines.arms import MONOLITH, PRODUCT, complaint, running
 from perf.bench import plan
 from perf.bench.meter import Meter
@@ -19,6 +20,7 @@ from perf.bench.plan import Level
 from perf.bench.store import CALIBRATION_SEED, Store
 from perf.load import OK, Run, closed_loop, open_loop, open_target
 from perf.workloads import Workload, load_workload, make_workload
+from python_backends.deployment import DeploymentError
 
 _WARM_UP = {"single-text": 4, "single-image": 2}  # requests whose figures nobody sees
 _WARM_UP_SEED = 998
@@ -51,9 +53,9 @@ def run_level(level: Level, compose: Compose, store: Store, commit: str, say: Sa
             tasks = chain(_calibration(level, store, arm, index), _workloads(level, store, arm, seed))
             try:
                 _run_arm(arm, tasks, compose, store, commit=commit, say=say)
-            except RuntimeError as error:
+            except (RuntimeError, ServeError, DeploymentError) as error:
                 if arm in (MONOLITH, PRODUCT):
-                    raise
+                    raise RuntimeError(f"{arm}: {error}") from error
                 left_out[arm] = str(error)
                 say(f"{arm} is left out: {error}")
     return left_out

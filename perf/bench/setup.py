@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +33,42 @@ class Setup:
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
         return cls(level, machine.cpu, machine.cores, digest[:16], variants)
 
+    def fits(self, folder: Path) -> bool:
+        """Whether runs of this may go into a folder, which has some."""
+        return (folder / _FILE).exists() and not self._differs(folder)
+
     def claim(self, folder: Path) -> None:
-        """Write it into a folder that has none; variants join those that are there.
+        """Make it the folder's own; variants join those that have run there.
 
         Raises:
             ValueError: the folder's runs were measured with something else.
         """
-        file = folder / _FILE
-        mine = asdict(self)
-        if file.exists():
-            theirs = json.loads(file.read_text())
-            mine["variants"] = theirs["variants"] | mine["variants"]
-            theirs["variants"] |= {name: self.variants[name] for name in self.variants.keys() - theirs["variants"]}
-            if differing := [name for name in mine if mine[name] != theirs[name]]:
-                raise ValueError(
-                    f"{folder} holds runs with another {differing[0]} ({theirs[differing[0]]}, now "
-                    f"{mine[differing[0]]}): name another folder with --output"
-                )
+        if differing := self._differs(folder):
+            raise ValueError(f"{folder} holds runs of another {differing}: name another folder with --output")
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(mine, indent=1) + "\n")
+        (folder / "tools").mkdir(exist_ok=True)
+        theirs = _read(folder)
+        variants = {**(theirs.variants if theirs else {}), **self.variants}
+        (folder / _FILE).write_text(json.dumps(asdict(replace(self, variants=variants)), indent=1) + "\n")
+
+    def _differs(self, folder: Path) -> str:
+        """What, as a few words; nothing when all is the same."""
+        theirs = _read(folder)
+        if theirs is None:
+            return "version of this bench" if _has_runs(folder) else ""
+        for name in ("level", "cpu", "cores", "deployment"):
+            if getattr(theirs, name) != getattr(self, name):
+                return f"{name} ({getattr(theirs, name)}, now {getattr(self, name)})"
+        for name, changes in self.variants.items():
+            if theirs.variants.get(name, changes) != changes and _has_runs(folder, name):
+                return f"variant {name} ({dict(theirs.variants[name])})"
+        return ""
+
+
+def _read(folder: Path) -> Setup | None:
+    file = folder / _FILE
+    return Setup(**json.loads(file.read_text())) if file.exists() else None
+
+
+def _has_runs(folder: Path, arm: str = "*") -> bool:
+    return any((folder / "runs").glob(f"*.{arm}.jsonl"))

@@ -72,7 +72,7 @@ def report(name: str, alone: Summary, burst: Summary, monolith: Summary | None) 
     verdict = f"text P99 x {ratio:.1f} (asked: 3), longest gap {burst.longest_gap:.0f} ms (200)"
     if monolith is not None:
         verdict += f", picture P99 x {burst.image_p99 / monolith.image_p99:.2f} of the monolith's (1.5)"
-    if alone.errors or burst.errors:
+    if alone.errors or burst.errors or (monolith is not None and monolith.errors):
         verdict = "no verdict: those that failed are in no figure"
     print(f"{name}\n  alone      {alone}\n  with burst {burst}\n  {verdict}", flush=True)
 

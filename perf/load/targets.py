@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from client.types import VlmError
 from perf.workloads import Request
 
 # What a picture costs beside a prompt token, for the least-backlog router: its visual tokens, and about as much again
@@ -69,8 +70,9 @@ class LeastBacklog:
         self._backlog[index] += cost
         try:
             yield index
-        except Exception:
-            self._failed_s[index] = time.monotonic()
+        except VlmError as error:
+            if error.status == "UNAVAILABLE":
+                self._failed_s[index] = time.monotonic()
             raise
         finally:
             self._backlog[index] -= cost
