@@ -10,7 +10,8 @@
 The report goes to perf/reports/DATE-LEVEL/report.html. `quick` always measures, unless it is given a folder of its own.
 The others go on in the newest folder of their level while it has no report, and in any case with --seeds, --arms,
 --workloads or --variant; what is measured already is not measured again: name another folder with --output to start
-afresh. With --arms or --workloads the report goes into a folder of that folder, only-ARMS-WORKLOADS.
+afresh. With --arms or --workloads the report goes into a folder of that folder, only-ARMS-WORKLOADS; arms that are
+asked for run as often as the others (`full` runs two of them with the first arrivals only).
 `--accept` makes the ratios those of perf/accepted.json.
 """
 
@@ -145,6 +146,7 @@ def _level(options: argparse.Namespace, variants: tuple[str, ...]) -> Level:
     return replace(
         level,
         arms=(*(arm for arm in ARMS if arm in arms), *variants),
+        once=() if options.arms else level.once,  # who asks for an arm wants all of it
         seconds=_seconds(level, options.workloads.split(",")) if options.workloads else level.seconds,
         seeds=tuple(range(1, options.seeds + 1)) if options.seeds else level.seeds,
     )
