@@ -43,7 +43,20 @@ def export(checkpoint: Path, folder: Path) -> None:
     )
     processor.save_pretrained(str(folder))
     model.save_pretrained(str(folder))
+    _name_as_vllm_does(folder / "model.safetensors")
     shutil.copyfile(checkpoint / GENERATION_CONFIG, folder / GENERATION_CONFIG)
+
+
+def _name_as_vllm_does(weights: Path) -> None:
+    """transformers writes the tower's names without `vision_model.` since 5.20; vLLM 0.32 looks for it."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    old, new = "vision_tower.", "vision_tower.vision_model."
+    named = {
+        name.replace(old, new, 1) if name.startswith(old) and not name.startswith(new) else name: tensor
+        for name, tensor in load_file(weights).items()
+    }
+    save_file(named, weights, metadata={"format": "pt"})
 
 
 def command(folder: Path, port: int) -> list[str]:
@@ -56,6 +69,8 @@ def command(folder: Path, port: int) -> list[str]:
         *("--served-model-name", "vlm"),
         *("--chat-template", str(folder / CHAT_TEMPLATE)),
         *("--max-model-len", str(_CONTEXT)),
+        *("--dtype", "float32"),  # else it makes bfloat16 of it, which few CPUs compute with
+        *("--gpu-memory-utilization", "0.3"),  # of the machine's memory, weights included; so named on CPUs too
         *("--limit-mm-per-prompt", json.dumps({"image": MOST_PICTURES})),
     ]
 
