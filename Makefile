@@ -97,7 +97,7 @@ bench-quick: $(VENV)/.perf checkpoints/bench/vision.onnx ## 2 to 4 minutes: prod
 bench: $(VENV)/.perf checkpoints/bench/vision.onnx ## 20 minutes: all arrangements; a report in perf/reports
 	$(BIN)/python -m perf.bench standard
 
-bench-full: $(VENV)/.perf checkpoints/bench/vision.onnx ## under 100 minutes, goes on where it was stopped
+bench-full: $(VENV)/.perf checkpoints/bench/vision.onnx ## some 100 minutes, goes on where it was stopped
 	$(BIN)/python -m perf.bench full
 
 clean: ## remove what was built (not the virtual environment)

@@ -72,8 +72,9 @@ def test_figures_are_read_from_stamps() -> None:
 def test_figures_are_read_from_aiperf() -> None:
     summary = {"p50": 10.0, "p90": 20.0, "p95": 25.0, "p99": 30.0}
     export = {"time_to_first_token": summary, "inter_token_latency": summary, "request_count": {"avg": 150.0}}
-    report = read_aiperf("cmd", export)
-    assert (report.requests, report.tail, report.ttft_tail_ms) == (150, 0.9, 20.0)
+    report = read_aiperf("cmd", export | {"error_summary": [{"error_details": {}, "count": 3}]})
+    assert (report.requests, report.failed, report.tail, report.ttft_tail_ms) == (150, 3, 0.9, 20.0)
+    assert read_aiperf("cmd", export).failed == 0
 
 
 def a_plan(folder: Path, url: str) -> Plan:

@@ -2,7 +2,7 @@
 
     python -m perf.bench quick       2 to 4 minutes: monolith and product, one burst; prints `ratio` lines
     python -m perf.bench standard    20 minutes: all arms, few samples
-    python -m perf.bench full        under 100 minutes; stop it and start it again at will
+    python -m perf.bench full        some 100 minutes; stop it and start it again at will
     python -m perf.bench full --seeds 12       goes on where `full` ended: more samples, higher quantiles
     python -m perf.bench quick --variant yield:pools.vision.nice=10,pools.text.prefill_tokens=64
                                      an experiment: the product with other values, on the same arrivals

@@ -143,7 +143,7 @@ def read_aiperf(command: str, export: Any) -> ToolReport:
     ttft, gaps = export["time_to_first_token"], export.get("inter_token_latency", {})
     count = int(export["request_count"]["avg"])
     tail = highest_quantile(count)
-    failed = int(export.get("error_request_count", {}).get("avg") or 0)
+    failed = sum(problem["count"] for problem in export.get("error_summary", ()))
     tail_ms, gap_ms = ttft[f"p{100 * tail:.0f}"], gaps.get("p50", float("nan"))
     return ToolReport(command, count, failed, ttft["p50"], tail_ms, tail, gap_ms)
 
