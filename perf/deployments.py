@@ -15,19 +15,22 @@ def parse_changes(items: Sequence[str]) -> dict[str, Any]:
     """KEY=VALUE items, such as pools.vision.nice=5; values are YAML.
 
     Raises:
-        ValueError: an item has no `=`.
+        ValueError: an item has no `=`, or a value that is no YAML.
     """
     changes = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not (key and equals):
             raise ValueError(f"{item!r} is not KEY=VALUE, such as pools.vision.nice=5")
-        changes[key] = yaml.safe_load(value)
+        try:
+            changes[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError(f"{item!r}: the value is no YAML") from None
     return changes
 
 
 def changed(deployment: Path, changes: Mapping[str, Any], target: Path) -> Path:
-    """Write the deployment with these values (dotted keys) to `target`; gives `target`."""
+    """Write the deployment with these values (dotted keys) to `target`; gives `target` (ValueError: no such key)."""
     values = yaml.safe_load(deployment.read_text())
     values["checkpoint"] = str((deployment.parent / values["checkpoint"]).resolve())
     for key, value in changes.items():
@@ -35,6 +38,8 @@ def changed(deployment: Path, changes: Mapping[str, Any], target: Path) -> Path:
         section = values
         for part in sections:
             section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ValueError(f"{key}: {part} is no section of the deployment")
         section[name] = value
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(yaml.safe_dump(values))

@@ -21,7 +21,7 @@ import psutil
 
 from client.serving.ports import choose_ports
 from client.serving.server import Server
-from perf import processes
+from perf import command, processes
 from perf.load import closed_loop, open_target
 from perf.workloads import Picture, Request
 from perf.workloads.payload import prompt_text
@@ -116,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

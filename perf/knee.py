@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from perf import command
 from perf.load import OK, closed_loop, open_target
 from perf.workloads import Request
 from perf.workloads.payload import prompt_text
@@ -81,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -25,6 +25,7 @@ import psutil
 
 from client.serving.ports import choose_ports
 from client.serving.server import Server
+from perf import command
 from perf.in_process import InProcessLlm
 from perf.load import Run, answered, closed_loop, open_target
 from perf.statistics import Values, median_difference
@@ -131,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perf import command
 from perf.bench.machine import Machine, describe
 from perf.in_process import InProcessLlm, encode_seconds
 from python_backends.checkpoint import load_checkpoint
@@ -87,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

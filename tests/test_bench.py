@@ -264,6 +264,7 @@ def test_a_variant_is_the_deployment_with_other_values(tmp_path: Path) -> None:
         (["quick", "--seeds", "0"], "--seeds must be at least 1"),
         (["quick", "--variant", "product:a=1"], "'product' must be"),
         (["quick", "--variant", "x:a"], "'a' is not KEY=VALUE"),
+        (["quick", "--variant", "x:a=["], "'a=[': the value is no YAML"),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -329,9 +330,10 @@ def test_a_folder_takes_runs_of_one_set_up_only(tmp_path: Path) -> None:
         assert not wrong.fits(folder)
         with pytest.raises(ValueError, match=f"another {what} .*--output"):
             wrong.claim(folder)
-    (folder / "setup.json").unlink()
-    with pytest.raises(ValueError, match="another version of this bench"):
-        of().claim(folder)
+    for broken in ("", "{}", "{bad"):
+        (folder / "setup.json").write_text(broken)
+        with pytest.raises(ValueError, match="another version of this bench"):
+            of().claim(folder)
 
 
 def test_a_level_goes_on_in_its_newest_folder_until_it_has_a_report(tmp_path: Path) -> None:
@@ -344,6 +346,8 @@ def test_a_level_goes_on_in_its_newest_folder_until_it_has_a_report(tmp_path: Pa
     assert folder() == "2026-03-03-full"
     setup.claim(tmp_path / "2026-03-01-full")
     other.claim(tmp_path / "2026-03-02-full")
+    for day in (1, 2):
+        a_run(["text"], 0.1, 0.1).save(Store(tmp_path / f"2026-03-0{day}-full").run("image-burst", 1, "product"))
     assert folder() == folder(more=True) == "2026-03-01-full"
     (tmp_path / "2026-03-01-full" / "report.html").touch()
     assert folder() == "2026-03-03-full"
@@ -354,8 +358,9 @@ def test_quick_measures_anew(tmp_path: Path) -> None:
     setup = Setup.of("quick", describe(), DEPLOYMENT, {})
     today = tmp_path / "2026-03-03-quick"
     a_run(["text"], 0.1, 0.1).save(Store(today).run("image-burst", 1, "product"))
+    (today / "tools").mkdir()
     assert _folder(tmp_path, setup, "2026-03-03", more=False) == today
-    assert not today.exists()
+    assert [path.name for path in today.iterdir()] == ["tools"]
 
 
 def test_the_meter_takes_its_own_work_from_the_work_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,3 +368,19 @@ def test_the_meter_takes_its_own_work_from_the_work_of_all(monkeypatch: pytest.M
     samples = iter([(10.0, 40.0, 5.0, 1.0, 100.0), (14.0, 47.0, 6.0, 1.4, 108.0)])
     monkeypatch.setattr("perf.bench.meter._sample", lambda: next(samples))
     assert Meter().read() == (pytest.approx((7.0 - 1.0) / 4.0), pytest.approx(0.05))
+
+
+def test_a_run_that_was_cut_off_is_named_and_no_figure(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    a_run(["text"] * 4, 0.1, 0.1).save(path)
+    whole = path.read_text()
+    assert len(load_run(path).records) == 4
+    for cut in (whole[:-200], "".join(whole.splitlines(keepends=True)[:3]), ""):
+        path.write_text(cut)
+        with pytest.raises(ValueError, match=r"x\.jsonl is no whole run .*measure it again"):
+            load_run(path)
+
+
+def test_a_change_of_what_is_no_section_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint\.x: checkpoint is no section"):
+        changed(DEPLOYMENT, {"checkpoint.x": 1}, tmp_path / "x.yaml")

@@ -20,6 +20,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perf import command
+
 if TYPE_CHECKING:
     from perf.baselines.service import VlmService
 
@@ -70,4 +72,4 @@ async def _answer(service: VlmService, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

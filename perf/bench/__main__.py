@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perf import command
 from perf.baselines.arms import ARMS, MONOLITH, PRODUCT
 from perf.bench import accepted
 from perf.bench.analysis import analyse
@@ -38,22 +39,21 @@ from perf.bench.setup import Setup
 from perf.bench.store import Store
 from perf.deployments import changed, parse_changes
 from perf.workloads import SHAPES
+from python_backends.deployment import load_deployment
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Run, report, compare; 1 when a ratio fell beyond the wide bounds."""
+    """Run, report, compare; 1 when a ratio fell beyond the wide bounds, or an arm was left out."""
     options = _options()
     variants = dict(_variant(text) for text in options.variant)
     level, machine = _level(options, tuple(variants)), describe()
     setup = Setup.of(level.name, machine, options.deployment, variants)
     folder = options.output or _folder(ROOT / "perf" / "reports", setup, machine.date, more=_is_part(options))
     store = Store(folder)
-    try:
-        setup.claim(folder)
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
+    setup.claim(folder)
+    _check(options.deployment, variants, folder)
     left_out = _run(options, level, variants, store, machine.commit)
     level = replace(level, arms=tuple(arm for arm in level.arms if arm not in left_out))
     analysis = analyse(level, store)
@@ -71,7 +71,14 @@ def main() -> int:
     fallen = [] if narrowed else accepted.compare(level.name, analysis.ratios)
     for line in fallen:
         print(f"fell: {line}", file=sys.stderr)
-    return 1 if fallen else 0
+    return 1 if fallen or left_out else 0
+
+
+def _check(deployment: Path, variants: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Before anything is measured: whether all deployments are some (DeploymentError, ValueError)."""
+    load_deployment(deployment)
+    for name, changes in variants.items():
+        load_deployment(changed(deployment, changes, folder / "variants" / f"{name}.yaml"))
 
 
 def _is_part(options: argparse.Namespace) -> bool:
@@ -83,7 +90,10 @@ def _folder(reports: Path, setup: Setup, date: str, *, more: bool) -> Path:
     """Where this level is measured: the newest folder, if it is not finished or is to have `more`; else today's."""
     today = reports / f"{date}-{setup.level}"
     if setup.level == "quick":  # a guard that shows the figures of the morning guards nothing
-        shutil.rmtree(today, ignore_errors=True)
+        for measured in ("runs", "workloads"):
+            shutil.rmtree(today / measured, ignore_errors=True)
+        for file in ("setup.json", REPORT):
+            (today / file).unlink(missing_ok=True)
         return today
     begun = sorted(folder for folder in reports.glob(f"*-{setup.level}") if setup.fits(folder))
     goes_on = begun and (more or not (begun[-1] / REPORT).exists())
@@ -186,4 +196,4 @@ def _composer(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from perf.bench.machine import Machine
+from python_backends.deployment import DeploymentError
+from python_backends.yaml_file import read_mapping
 
 _FILE = "setup.json"
 
@@ -29,7 +29,7 @@ class Setup:
     @classmethod
     def of(cls, level: str, machine: Machine, deployment: Path, variants: Mapping[str, Mapping[str, Any]]) -> Setup:
         """Of a bench that is about to run."""
-        values = yaml.safe_load(deployment.read_text())
+        values = read_mapping(deployment, "deployment file", DeploymentError)
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
         return cls(level, machine.cpu, machine.cores, digest[:16], variants)
 
@@ -49,13 +49,17 @@ class Setup:
         (folder / "tools").mkdir(exist_ok=True)
         theirs = _read(folder)
         variants = {**(theirs.variants if theirs else {}), **self.variants}
-        (folder / _FILE).write_text(json.dumps(asdict(replace(self, variants=variants)), indent=1) + "\n")
+        partial = folder / f"{_FILE}.partial"
+        partial.write_text(json.dumps(asdict(replace(self, variants=variants)), indent=1) + "\n")
+        partial.replace(folder / _FILE)
 
     def _differs(self, folder: Path) -> str:
         """What, as a few words; nothing when all is the same."""
+        if not _has_runs(folder):
+            return ""
         theirs = _read(folder)
         if theirs is None:
-            return "version of this bench" if _has_runs(folder) else ""
+            return "version of this bench"
         for name in ("level", "cpu", "cores", "deployment"):
             if getattr(theirs, name) != getattr(self, name):
                 return f"{name} ({getattr(theirs, name)}, now {getattr(self, name)})"
@@ -66,8 +70,11 @@ class Setup:
 
 
 def _read(folder: Path) -> Setup | None:
-    file = folder / _FILE
-    return Setup(**json.loads(file.read_text())) if file.exists() else None
+    """What ran there; None where that is not known."""
+    try:
+        return Setup(**json.loads((folder / _FILE).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def _has_runs(folder: Path, arm: str = "*") -> bool:

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from client.serving.compose import compose, open_server
 from client.serving.ports import choose_ports
+from perf import command
 from perf.deployments import changed, parse_changes
 from perf.interference.served import send
 from perf.interference.workload import Seen, Summary, requests, summary
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.load import Run, answered, closed_loop, open_loop, open_target
+from perf import command
+from perf.load import OK, Run, answered, closed_loop, open_loop, open_target
 from perf.workloads import MODALITIES, load_workload
 
 
-def main() -> None:
-    """Run, save, print a line a class."""
+def main() -> int:
+    """Run, save, print a line a class; 1 when nothing was answered."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", type=Path)
     parser.add_argument(
@@ -31,11 +32,16 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, help="closed loop with so many in flight, instead of open loop")
     parser.add_argument("--output", type=Path, help="where the records go (JSON lines)")
     options = parser.parse_args()
+    if options.concurrency is not None and options.concurrency < 1:
+        parser.error("--concurrency must be at least 1")
     run = asyncio.run(_run(options))
     if options.output:
         run.save(options.output)
+    failed = [record for record in run.records if record.outcome != OK]
     print(f"outcomes {dict(Counter(record.outcome for record in run.records))}, {run.tokens_per_s:.1f} tokens/s")
     print(f"load generator: {run.cpu_share:.1%} of a core, at most {run.worst_late_s * 1e3:.1f} ms late")
+    if failed:
+        print(f"first failure: {failed[0].error}")
     for modality in MODALITIES:
         if records := answered(run.records, modality):
             ttft = [record.ttft_s * 1e3 for record in records if record.ttft_s is not None] or [0.0]
@@ -44,6 +50,7 @@ def main() -> None:
                 f"{modality:5} {len(records):5} requests, TTFT P50 {np.median(ttft):.0f} ms, max {max(ttft):.0f} ms; "
                 f"gaps P50 {np.median(gaps):.0f} ms, max {max(gaps):.0f} ms"
             )
+    return 1 if len(failed) == len(run.records) else 0
 
 
 async def _run(options: argparse.Namespace) -> Run:
@@ -59,4 +66,4 @@ async def _run(options: argparse.Namespace) -> Run:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -79,6 +79,7 @@ class Run:
     def save(self, path: Path) -> None:
         """Write as JSON lines, a header first; the file appears whole or not at all."""
         header = {name: value for name, value in vars(self).items() if name != "records"}
+        header["requests"] = len(self.records)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text("\n".join([json.dumps(header), *(json.dumps(asdict(r)) for r in self.records)]) + "\n")
@@ -87,8 +88,14 @@ class Run:
 
 def load_run(path: Path) -> Run:
     """Read what `Run.save` wrote (OSError, ValueError)."""
-    header, *lines = path.read_text().splitlines()
-    return Run(records=[Record(**json.loads(line)) for line in lines], **json.loads(header))
+    try:
+        first, *lines = path.read_text().splitlines()
+        header = json.loads(first)
+        if header.pop("requests", len(lines)) != len(lines):
+            raise ValueError(f"it holds {len(lines)} records, and should hold more")
+        return Run(records=[Record(**json.loads(line)) for line in lines], **header)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no whole run ({error}): delete it, and measure it again") from None
 
 
 def answered(records: Iterable[Record], modality: str | None = None) -> list[Record]:

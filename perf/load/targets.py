@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from client.types import VlmError
 from perf.workloads import Request
@@ -81,17 +82,26 @@ class LeastBacklog:
         return time.monotonic() - self._failed_s[index] < _AVOID_S, self._backlog[index]
 
 
+def check_url(url: str) -> None:
+    """Refuse what no target is reached by (ValueError)."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("grpc", "http", "https") or not parts.netloc:
+        raise ValueError(f"url: {url!r} is neither grpc://host:port nor http://host:port")
+
+
 def open_target(urls: Sequence[str], model: str = "vlm") -> Target:
     """grpc://host:port: Triton's model `vlm`; http(s)://...: OpenAI's chat completions. Call it inside the event loop.
 
     With several URLs of one kind, each request goes to the server with the least backlog.
 
     Raises:
-        ValueError: the URLs are of both kinds.
+        ValueError: the URLs are of both kinds, or of none.
     """
     from perf.load.grpc_target import GrpcTarget  # noqa: PLC0415  (both build on this module)
     from perf.load.openai_target import OpenAiTarget  # noqa: PLC0415
 
+    for url in urls:
+        check_url(url)
     kinds = {url.partition("://")[0] == "grpc" for url in urls}
     if len(kinds) != 1:
         raise ValueError(f"url: all grpc:// or all http://, got {', '.join(urls)}")

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from client.types import VlmError
+from perf.load.targets import check_url
 from perf.statistics import highest_quantile, quantile
 from perf.tools import inputs
 from perf.workloads import Request, make_workload
@@ -60,6 +61,10 @@ class ToolReport:
 
 def run_tool(tool: str, binary: str, plan: Plan, say: Callable[[str], None]) -> ToolReport:
     """Run perf_analyzer or aiperf (VlmError: it is not there, or fails)."""
+    try:
+        check_url(plan.url)
+    except ValueError as error:
+        raise VlmError("INVALID_ARGUMENT", str(error)) from None
     plan.folder.mkdir(parents=True, exist_ok=True)
     kind = "single-image" if plan.pictures else "single-text"
     drawn = make_workload(kind, rate=1.0, seconds=4.0 * plan.requests + 20, seed=1).requests[: plan.requests]

@@ -9,6 +9,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from perf import command
 from perf.workloads import SHAPES, make_workload
 
 
@@ -29,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -50,15 +50,17 @@ class Workload:
         header = {name: value for name, value in vars(self).items() if name != "requests"}
         lines = [json.dumps(header), *(json.dumps(asdict(request)) for request in self.requests)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n")
+        partial = path.with_suffix(".partial")
+        partial.write_text("\n".join(lines) + "\n")
+        partial.replace(path)
 
 
 def load_workload(path: Path) -> Workload:
     """Read a file that `Workload.save` wrote (OSError, ValueError)."""
-    header, *lines = path.read_text().splitlines()
     try:
+        header, *lines = path.read_text().splitlines()
         return Workload(**json.loads(header), requests=tuple(_request(json.loads(line)) for line in lines))
-    except (TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not a workload file: {error}") from None
 
 
