@@ -11,11 +11,7 @@ from client.types import VlmError
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Run it, and exit with its status: 1 and a sentence when it was refused something.
-
-    SIGTERM ends it as Ctrl-C does, so that the servers that it has started end with it.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """Run it, and exit with its status: 1 and a sentence when it was refused something."""
     try:
         status = main()
     except (OSError, RuntimeError, ValueError, ServeError, VlmError) as error:

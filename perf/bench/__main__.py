@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +48,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def main() -> int:
     """Run, report, compare; 1 when a ratio fell beyond the wide bounds, or an arm was left out."""
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # in order: it has started servers
     variants = dict(_variant(text) for text in options.variant)
     level, machine = _level(options, tuple(variants)), describe()
     setup = Setup.of(level.name, machine, options.deployment, variants)

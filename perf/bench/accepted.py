@@ -13,7 +13,7 @@ from perf.bench.machine import Machine
 from perf.bench.ratios import Ratio
 
 ACCEPTED = Path(__file__).resolve().parents[1] / "accepted.json"
-_BOUND = 3.0  # a ratio may fall to a third before it fails
+_BOUND = 5.0  # a ratio may fall to a fifth: in four runs of `quick` within a day text TTFT was 1.9 to 13
 _FEWEST = 8  # requests: of fewer the ratio is any number (of three pictures it was 1.4 and 5.7 within hours)
 
 
