@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.serving.guard import PR_SET_PDEATHSIG, prctl
 from client.serving.ports import choose_ports
 from client.serving.server import Server
 from perf.load import OK, Run, closed_loop, open_target
@@ -21,7 +21,6 @@ from perf.workloads import Picture, Request
 from python_backends.deployment import load_built_deployment
 
 _START_S = 300
-_PR_SET_PDEATHSIG = 1
 _ASK_S = 60
 PRODUCT = "product"
 MONOLITH = "monolith"
@@ -107,7 +106,7 @@ def _python(module: str, *arguments: str | Path) -> list[str]:
 
 def _end_with_parent() -> None:
     """In the child: it would sit beside the next bench when this one is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager

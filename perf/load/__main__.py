@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def main() -> int:
         print(f"first failure: {failed[0].error}")
     for modality in MODALITIES:
         if records := answered(run.records, modality):
-            ttft = [record.ttft_s * 1e3 for record in records if record.ttft_s is not None] or [0.0]
+            ttft = [record.ttft_s * 1e3 for record in records if record.ttft_s is not None] or [math.nan]
             gaps = [gap * 1e3 for record in records for gap in record.gaps_s] or [0.0]
             print(
                 f"{modality:5} {len(records):5} requests, TTFT P50 {np.median(ttft):.0f} ms, max {max(ttft):.0f} ms; "
