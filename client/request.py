@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class VlmRequest:
     timeout_s: float | None = None
     apply_chat_template: bool = True
     exclude_input_in_output: bool = True
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which it can be stopped: not to be guessed
 
     @property
     def image_bytes(self) -> int:

@@ -7,12 +7,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from client.api import parse_url
-from client.grpc_client import AsyncGrpcTransport, to_message
+from client.grpc_client import AsyncGrpcTransport
+from client.grpc_messages import to_message
+from client.grpc_streams import AsyncGrpcStream
 from client.request import VlmRequest
-from client.types import Answer, AsyncTextStream, VlmError
+from client.types import Answer, VlmError
 from gateway.aside import aside
 from gateway.translate import Asked
 
@@ -22,7 +25,6 @@ CHECK_S = 1.0  # between two looks at a server
 CHECK_TIMEOUT_S = 3.0
 SILENT_CHECKS = 3  # a busy server may be late; one that misses so many is lost
 _WARM_S = 120.0
-_DEADLINE_MARGIN_S = 5.0
 
 
 class Health(Enum):
@@ -53,11 +55,8 @@ class Server:
 
     def call(self, asked: Asked, message: bytes, left_s: float) -> Call:
         """Send a request to this server, as `message`; `left_s` seconds are left for its answer."""
-        # gRPC's own deadline comes later: grpc.aio turns one that passes while it sends into an INTERNAL error
-        stream = self._transport.send(message, left_s + _DEADLINE_MARGIN_S)
-        call = Call(self, stream, asked.tokens, self._calls)
-        call.give_up_after(left_s, asked.late)
-        return call
+        stream = self._transport.send(message, replace(asked.request, timeout_s=left_s))
+        return Call(self, stream, asked, self._calls)
 
     def suspect(self) -> None:
         """Something failed there: look at once."""
@@ -115,17 +114,15 @@ class Server:
 
 
 class Call:
-    """One request in one server: its pieces as they come. Close it in every case: before its end that cancels it."""
+    """One request in one server: its pieces as they come. Close it in every case: before its end that stops it."""
 
-    def __init__(self, server: Server, stream: AsyncTextStream, tokens: int, calls: set[Call]) -> None:
+    def __init__(self, server: Server, stream: AsyncGrpcStream, asked: Asked, calls: set[Call]) -> None:
         self.server = server
         self._stream = stream
-        self._tokens = tokens
+        self._tokens = asked.tokens
+        self._late = asked.late
         self._calls = calls
-        self._given_up: VlmError | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        server.pending_tokens += tokens
+        server.pending_tokens += asked.tokens
         calls.add(self)
 
     @property
@@ -137,40 +134,21 @@ class Call:
         """The next piece, None after the last (VlmError)."""
         try:
             return await anext(self._stream, None)
-        except asyncio.CancelledError:
-            if self._given_up is not None:
-                raise self._given_up from None
-            if not _is_own_cancellation():
-                raise VlmError("CANCELLED", "the server cancelled the request") from None
+        except VlmError as error:
+            if error.status == "DEADLINE_EXCEEDED":
+                raise VlmError(error.status, self._late) from None
             raise
 
     def give_up(self, error: VlmError) -> None:
-        """Cancel it; whoever reads gets the error."""
-        self._given_up = error
-        self._closing = asyncio.create_task(self._stream.aclose())
-
-    def give_up_after(self, seconds: float, late: str) -> None:
-        """Its deadline, and what is said when it passes."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(seconds, lambda: self.give_up(VlmError("DEADLINE_EXCEEDED", late)))
+        """Stop it; whoever reads gets the error."""
+        self._stream.leave(error)
 
     async def aclose(self) -> None:
         """Give back its share of the server."""
-        if self._timer is not None:
-            self._timer.cancel()
         if self in self._calls:
             self._calls.remove(self)
             self.server.pending_tokens -= self._tokens
             await self._stream.aclose()
-
-
-def _is_own_cancellation() -> bool:
-    """Whether this task is cancelled. grpc.aio raises CancelledError for a call that its server cancelled, too.
-
-    Python 3.10 can't tell; there it counts as ours.
-    """
-    task = asyncio.current_task()
-    return not hasattr(task, "cancelling") or task is None or task.cancelling() > 0
 
 
 class Pool:

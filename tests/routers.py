@@ -28,7 +28,8 @@ TEMPLATE = (
 class Recorder:
     """A client that keeps what it is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str = "") -> None:
+        self.request_id = request_id
         self.pieces: list[Piece] = []
         self.error: ServingError | None = None
         self.gone = False

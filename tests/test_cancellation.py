@@ -51,6 +51,27 @@ def test_http_client_that_leaves_generate_stream_frees_its_sequence(demo_server:
     assert until(lambda: metric(demo_server, "tvlm_requests_total", outcome="CANCELLED") == cancelled + 1, 10)
 
 
+def test_a_request_is_stopped_by_its_id(demo_server: Endpoints) -> None:
+    """As docs/clients.md has it, over Triton's own HTTP."""
+
+    def post(path: str, **body: object) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(demo_server.http.removeprefix("http://"), timeout=30)
+        connection.request("POST", f"/v2/models/vlm/{path}", json.dumps(body), {"Connection": "close"})
+        return connection.getresponse()
+
+    asked = {"text_input": "Tell me a very long story.", "sampling_parameters": json.dumps(LONG)}
+    answer = post("generate_stream", id="story-1", stream=True, **asked)
+    answer.readline()
+    assert json.loads(post("generate", id="story-2", stop=True).read())["text_output"] == ""
+    assert engine_stats(demo_server)["running"] == 1
+    stopped = post("generate", id="story-1", stop=True)
+    assert (stopped.status, json.loads(stopped.read())["text_output"]) == (200, "")
+    assert b"[CANCELLED] the request was cancelled" in answer.read()
+    assert until(lambda: is_idle(demo_server), 20)
+    nameless = post("generate", stop=True)
+    assert (nameless.status, json.loads(nameless.read())["error"][:19]) == (400, "[INVALID_ARG] stop:")
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("in_prefill", [True, False])
 def test_gateway_client_that_leaves_frees_its_sequence(

@@ -3,13 +3,17 @@
 import asyncio
 import hashlib
 import io
+import random
+import threading
+import time
 
 import pytest
 from PIL import Image, ImageOps
 
 from client import AsyncTextStream, AsyncVlmClient, RetryPolicy, VlmClient, VlmError
 from client.request import image_bytes
-from client.serving.server import Endpoints
+from client.serving.server import Endpoints, Server
+from tests.conftest import echo_output, free_ports
 from tests.waiting import until
 
 
@@ -124,6 +128,101 @@ def test_a_deadline_ends_and_cancels_the_request(vlm):
         list(vlm.stream("forever", timeout_s=0.3))
     assert caught.value.status == "DEADLINE_EXCEEDED"
     await_cancellations(vlm, before + 1)
+
+
+def stops(server: Endpoints) -> int:
+    with VlmClient(server.grpc) as vlm:
+        return int(vlm.generate("stops").text)
+
+
+def test_streams_over_grpc_that_are_left_are_stopped_by_a_request_and_not_cancelled(echo_server):
+    before = stops(echo_server)
+    with VlmClient(echo_server.grpc) as vlm:
+        with vlm.stream("forever") as pieces:
+            next(pieces)
+        assert stops(echo_server) == before + 1
+        with pytest.raises(VlmError, match=r"no answer within 0.3 s \(timeout_s\)"):
+            list(vlm.stream("forever", timeout_s=0.3))
+        assert stops(echo_server) == before + 2
+        with vlm.stream("one two") as pieces:
+            list(pieces)
+        with pytest.raises(VlmError, match="no room"), vlm.stream("fail INVALID_ARG no room") as pieces:
+            next(pieces)
+    assert stops(echo_server) == before + 2, "a request that had ended was stopped"
+
+
+@pytest.mark.parametrize("make", [VlmClient, AsyncVlmClient])
+def test_a_request_that_heeds_no_stop_is_cancelled(echo_server, make):
+    """`count` does not look whether it should stop."""
+
+    async def leave() -> None:
+        async with AsyncVlmClient(echo_server.grpc) as vlm, vlm.stream("count 500 10") as pieces:
+            await anext(pieces)
+
+    before = time.monotonic()
+    if make is AsyncVlmClient:
+        asyncio.run(leave())
+    else:
+        with VlmClient(echo_server.grpc) as vlm, vlm.stream("count 500 10") as pieces:
+            next(pieces)
+    assert time.monotonic() - before < 4.5  # it would go on for 5 s
+
+
+def test_a_reader_is_told_when_its_stream_is_closed_elsewhere(echo_server):
+    async def talk() -> None:
+        async with AsyncVlmClient(echo_server.grpc) as vlm:
+            pieces = vlm.stream("count 500 10")
+            reader = asyncio.create_task(drain(pieces))
+            await asyncio.sleep(0)
+            await pieces.aclose()
+            with pytest.raises(VlmError, match="the stream was closed"):
+                await asyncio.wait_for(reader, 1)
+            with pytest.raises(VlmError, match="the stream was closed"):
+                await anext(pieces)
+
+    asyncio.run(talk())
+    with VlmClient(echo_server.grpc) as vlm:
+        pieces = vlm.stream("forever")
+        threading.Timer(0.1, pieces.close).start()
+        with pytest.raises(VlmError, match="the stream was closed"):
+            list(pieces)
+
+
+def test_a_cancelled_reader_leaves_its_stream_as_it_is(echo_server):
+    """grpc.aio cancels a call with the task that reads it."""
+
+    async def talk() -> list[str]:
+        async with AsyncVlmClient(echo_server.grpc) as vlm, vlm.stream("count 60 10") as pieces:
+            got = [await anext(pieces)]
+            reader = asyncio.create_task(anext(pieces))
+            await asyncio.sleep(0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            return got + await drain(pieces)
+
+    assert asyncio.run(talk())[:60] == [f"{number} " for number in range(60)]
+
+
+def test_a_server_outlives_streams_that_are_left_around_their_end(tmp_path):
+    """Cancelled calls end Triton 24.10 here: one of 400 to 2,000."""
+    rng = random.Random(0)
+
+    async def leave_early(vlm: AsyncVlmClient) -> None:
+        async with vlm.stream("hello you") as pieces:
+            reader = asyncio.create_task(drain(pieces))
+            await asyncio.sleep(rng.uniform(0, 0.006))  # an answer takes about 2 ms
+        await asyncio.wait([reader])
+        reader.exception()
+
+    async def talk(url: str) -> str:
+        async with AsyncVlmClient(url, retry=RetryPolicy(attempts=1)) as vlm:
+            for _ in range(1000):
+                await asyncio.gather(*(leave_early(vlm) for _ in range(4)))
+            return (await vlm.generate("still there")).text
+
+    with Server(echo_output(tmp_path / "out"), free_ports()) as server:
+        assert asyncio.run(talk(server.endpoints.grpc)).startswith("still there")
 
 
 def test_one_image_in_place_of_a_list_is_refused(vlm):

@@ -38,9 +38,9 @@ async def stream(client: openai.AsyncOpenAI, prompt: str, pieces: list[str]) -> 
     return ""
 
 
-def cancellations(gateway: RunningGateway) -> int:
+def count(gateway: RunningGateway, what: str) -> int:
     client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none")
-    return int(client.completions.create(model="vlm", prompt="cancellations").choices[0].text)
+    return int(client.completions.create(model="vlm", prompt=what).choices[0].text)
 
 
 def test_two_hundred_streams_at_a_time_each_with_all_its_tokens_in_order(echo_gateway: RunningGateway) -> None:
@@ -67,13 +67,15 @@ def test_an_error_after_the_first_token_is_one_event_and_the_end(echo_gateway: R
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_client_that_leaves_cancels_its_request(echo_gateway: RunningGateway, streamed: bool) -> None:
-    before, gone = cancellations(echo_gateway), echo_gateway.log.count('"status": 499')
+def test_the_request_of_a_client_that_leaves_is_stopped(echo_gateway: RunningGateway, streamed: bool) -> None:
+    before = {what: count(echo_gateway, what) for what in ("cancellations", "stops")}
+    gone = echo_gateway.log.count('"status": 499')
     with contextlib.suppress(httpx2.TimeoutException):
         body = {"model": "vlm", "prompt": "forever", "stream": streamed}
         with httpx2.stream("POST", f"{echo_gateway.url}/v1/completions", json=body, timeout=1) as answer:
             next(answer.iter_bytes())
-    assert until(lambda: cancellations(echo_gateway) == before + 1, 5)
+    assert until(lambda: count(echo_gateway, "cancellations") == before["cancellations"] + 1, 5)
+    assert count(echo_gateway, "stops") == before["stops"] + 1  # and its call was not cancelled
     assert until(lambda: echo_gateway.log.count('"status": 499') == gone + 1, 5)
 
 

@@ -44,4 +44,4 @@ def test_example_runs_and_prints_an_answer(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert '"error"' not in done.stdout
+    assert '"error"' not in done.stdout.replace('"error":"[CANCELLED] ', "")  # what an example stops itself

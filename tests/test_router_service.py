@@ -8,6 +8,9 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from python_backends.deployment import BUILT_FILE
 from python_backends.engines.protocol import VISUAL_TOKEN
@@ -214,3 +217,44 @@ def test_page_of_metrics_is_the_code_s() -> None:
     page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
     assert page == document()
     assert len({metric.name for metric in ALL}) == len(ALL)
+
+
+def stop() -> dict[str, Any]:
+    return {"stop": np.array([True])}
+
+
+def test_stop_ends_the_requests_with_its_id_and_no_other(artifacts: Path) -> None:
+    stages = FakeStages()
+    stages.on_embed = hold = Hold()
+    named, unnamed, other = [Recorder("a"), Recorder("a")], Recorder(), Recorder("b")
+    stopping, again, nameless = Recorder("a"), Recorder("a"), Recorder()
+
+    async def scenario(router: Router) -> None:
+        clients = [*named, unnamed, other]
+        running = [asyncio.create_task(router.serve(tensors("q", gif(1)), "{}", client)) for client in clients]
+        await hold.entered()
+        await router.serve(stop(), "{}", stopping)
+        assert all(client.error is not None and client.error.status is Status.CANCELLED for client in named)
+        await router.serve(stop(), "{}", again)  # nothing has that id now
+        await router.serve(stop(), "{}", nameless)
+        hold.go_on()
+        await asyncio.gather(*running)
+
+    run(artifacts, stages, scenario)
+    assert [len(client.pieces) for client in (stopping, again)] == [1, 1]
+    assert nameless.error is not None
+    assert nameless.error.status is Status.INVALID_ARG
+    assert nameless.error.message.startswith("stop: ")
+    assert (unnamed.text, other.text) == ("ok", "ok")
+
+
+def test_a_request_that_is_stopped_before_it_begins_is_answered(artifacts: Path) -> None:
+    early, stopping = Recorder("a"), Recorder("a")
+
+    async def scenario(router: Router) -> None:
+        await asyncio.gather(router.serve(tensors("q"), "{}", early), router.serve(stop(), "{}", stopping))
+
+    run(artifacts, FakeStages(), scenario)
+    assert early.error is not None
+    assert early.error.status is Status.CANCELLED
+    assert len(stopping.pieces) == 1

@@ -52,6 +52,8 @@ class Piece:
 class Client(Protocol):
     """The client's end of one request."""
 
+    request_id: str  # the client's own name for it, "" without; clients may well use the same
+
     def send(self, piece: Piece, last: bool) -> None:
         """Answer."""
 

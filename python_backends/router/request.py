@@ -47,6 +47,11 @@ class VlmRequest:
     wanted: Wanted
 
 
+def asks_to_stop(arrays: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether it is no request but wants others to end, as TensorRT-LLM's backend has it (ServingError)."""
+    return _flag(arrays, "stop", False)
+
+
 def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_token: str) -> VlmRequest:
     """Read the input tensors of one request (ServingError, INVALID_ARG, naming the tensor)."""
     weigh(arrays, limits)

@@ -20,7 +20,7 @@ from python_backends.errors import ServingError, StageGone, Status, cancelled, i
 from python_backends.media.layout import Layout
 from python_backends.media.limits import ImageLimits
 from python_backends.metrics import ENGINE_STEP, ENGINE_WAITING, PREFIX_HITS, PREFIX_QUERIES, RETRIES, Metrics, Registry
-from python_backends.router.answer import Answer, Client
+from python_backends.router.answer import Answer, Client, Piece
 from python_backends.router.calls import with_retry
 from python_backends.router.channel import DecoderChannel, new_request_id
 from python_backends.router.dispatch import Dispatcher, Ticket
@@ -31,7 +31,7 @@ from python_backends.router.outbox import Outbox
 from python_backends.router.preparation import Preparation
 from python_backends.router.prompt import Prompt, PromptBuilder
 from python_backends.router.record import RequestRecord
-from python_backends.router.request import VlmRequest
+from python_backends.router.request import VlmRequest, asks_to_stop
 from python_backends.router.resume import Resumption
 from python_backends.router.stages import Stages
 from python_backends.router.text import TextAssembler
@@ -88,10 +88,19 @@ class Router:
             replicas = range(self._deployment.pools.text.replicas)
             self._channels = [DecoderChannel(self._stages, i, self._note_load) for i in replicas]
             self._watch = asyncio.create_task(self._watch_clients())
+        try:
+            if asks_to_stop(arrays):
+                await self._stop(client)
+                return
+        except ServingError as error:
+            client.fail(error)
+            return
         task = asyncio.create_task(self._serve(arrays, parameters, client))
         self._active[task] = client
         try:
             await task
+        except asyncio.CancelledError:  # before it had begun
+            client.fail(cancelled())
         finally:
             del self._active[task]
 
@@ -107,6 +116,17 @@ class Router:
         self._encoder.close()
         for channel in self._channels:
             channel.close()
+
+    async def _stop(self, client: Client) -> None:
+        """End the requests that have this one's id; answered when they are (ServingError)."""
+        if not client.request_id:
+            raise invalid("stop", "it ends the requests with the id of the request that it comes in, which has none")
+        named = [task for task, other in self._active.items() if other.request_id == client.request_id]
+        for task in named:
+            task.cancel()
+        if named:
+            await asyncio.wait(named)
+        client.send(Piece(""), last=True)
 
     async def _serve(self, arrays: Mapping[str, NDArray[Any]], parameters: str, client: Client) -> None:
         record = RequestRecord()

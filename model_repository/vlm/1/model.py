@@ -22,6 +22,7 @@ class TritonClient:
     """One request's client."""
 
     def __init__(self, request: Any) -> None:
+        self.request_id: str = request.request_id()
         self._sender = request.get_response_sender()
         self._ended = False  # after the final flag, tritonserver crashes when the sender is used again
 

@@ -3,9 +3,9 @@
 text_input "fail CODE ..." is refused with that Triton error code; "busy N ..." is refused with UNAVAILABLE and the rest
 as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "deadlock" is never answered, nor is
 anything after it; "seen ..." answers how often the rest was asked; "forever" streams until it is cancelled, "flood"
-long pieces; "cancellations" answers how often that happened; "wait FILE" answers when there is such a file; "count N
-MS" streams the numbers below N with a pause between; everything else is echoed. In `messages` the last one's text
-counts when it begins with such a word.
+long pieces; "cancellations" answers how often that happened, "stops" how often something was stopped by the input
+`stop`; "wait FILE" answers when there is such a file; "count N MS" streams the numbers below N with a pause between;
+everything else is echoed. In `messages` the last one's text counts when it begins with such a word.
 """
 
 import hashlib
@@ -20,13 +20,14 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.router.drain import DrainOrder
 
-COMMANDS = ("fail", "busy", "break", "seen", "forever", "flood", "cancellations", "wait", "count")
+COMMANDS = ("fail", "busy", "break", "seen", "forever", "flood", "cancellations", "stops", "wait", "count")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
     def initialize(self, args):
         self.cancellations = 0
+        self.stopped = Counter()  # by request id
         self.seen = Counter()
         self.answering = 0
         threading.Thread(target=self._drain, daemon=True).start()
@@ -46,9 +47,16 @@ class TritonPythonModel:
     def _serve(self, request):
         self.answering += 1
         try:
-            self._answer(request)
+            if _flag(request, "stop"):
+                self.stopped[request.request_id()] += 1
+                request.get_response_sender().send(_response(text_output=""), flags=FINAL)
+            else:
+                self._answer(request)
         finally:
             self.answering -= 1
+
+    def _is_gone(self, request, sender):
+        return sender.is_cancelled() or request.request_id() in self.stopped
 
     def _answer(self, request):
         sender = request.get_response_sender()
@@ -64,11 +72,11 @@ class TritonPythonModel:
             sender.send(_response(text_output="a piece"))
             sender.send(_refusal(rest), flags=FINAL)
         elif text in ("forever", "flood"):
-            while not sender.is_cancelled():
+            while not self._is_gone(request, sender):
                 sender.send(_response(text_output="again " if text == "forever" else "again " * 4096))
                 time.sleep(0.01)
             self.cancellations += 1
-            sender.send(flags=FINAL)
+            sender.send(_refusal("the request was cancelled", "CANCELLED"), flags=FINAL)
         elif kind == "count":
             count, pause_ms = map(int, rest.split(" ")[:2])
             for number in range(count):
@@ -76,24 +84,27 @@ class TritonPythonModel:
                 time.sleep(pause_ms / 1e3)
             sender.send(_response(text_output="", finish_reason="stop"), flags=FINAL)
         else:
-            if kind == "wait":
-                _wait_for(Path(rest.split(" ")[0]), sender)
-            figures = {"cancellations": self.cancellations, "seen": self.seen[rest]}
-            answer = str(figures[kind]) if kind in figures else _echo(request, text)
-            words = answer.split(" ")
-            pieces = [" ".join(words)] if not _flag(request, "stream") else [words[0], *(f" {w}" for w in words[1:])]
-            for piece in pieces[:-1]:
-                sender.send(_response(text_output=piece))
-            timing = json.dumps({"queue_ms": 1.5, "prefill_ms": 2.5, "total_ms": 4.0})
-            last = _response(
-                text_output=pieces[-1], finish_reason="stop", num_input_tokens=7, num_output_tokens=3, timing=timing
-            )
-            sender.send(last, flags=FINAL)
+            self._echo(request, sender, kind, text, rest)
 
-
-def _wait_for(file, sender):
-    while not (file.exists() or sender.is_cancelled()):
-        time.sleep(0.02)
+    def _echo(self, request, sender, kind, text, rest):
+        if kind == "wait":
+            while not (Path(rest.split(" ")[0]).exists() or self._is_gone(request, sender)):
+                time.sleep(0.02)
+        figures = {
+            "cancellations": self.cancellations,
+            "stops": self.stopped.total(),
+            "seen": self.seen[rest],
+        }
+        answer = str(figures[kind]) if kind in figures else _echo(request, text)
+        words = answer.split(" ")
+        pieces = [" ".join(words)] if not _flag(request, "stream") else [words[0], *(f" {w}" for w in words[1:])]
+        for piece in pieces[:-1]:
+            sender.send(_response(text_output=piece))
+        timing = json.dumps({"queue_ms": 1.5, "prefill_ms": 2.5, "total_ms": 4.0})
+        last = _response(
+            text_output=pieces[-1], finish_reason="stop", num_input_tokens=7, num_output_tokens=3, timing=timing
+        )
+        sender.send(last, flags=FINAL)
 
 
 def _command(messages):
