@@ -127,7 +127,7 @@ def _open_http(base_url: str) -> _Transport:
 
 
 def _open_grpc_async(address: str) -> _AsyncTransport:
-    from client.grpc_client import AsyncGrpcTransport  # noqa: PLC0415  (gRPC takes 0.2 s to import)
+    from client.grpc_async import AsyncGrpcTransport  # noqa: PLC0415  (gRPC takes 0.2 s to import)
 
     return AsyncGrpcTransport(address)
 

@@ -45,7 +45,8 @@ class VlmRequest:
     timeout_s: float | None = None
     apply_chat_template: bool = True
     exclude_input_in_output: bool = True
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which it can be stopped: not to be guessed
+    # By which it can be stopped: not to be guessed.
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     @property
     def image_bytes(self) -> int:

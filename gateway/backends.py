@@ -11,9 +11,8 @@ from dataclasses import replace
 from enum import Enum
 
 from client.api import parse_url
-from client.grpc_client import AsyncGrpcTransport
-from client.grpc_messages import to_message
-from client.grpc_streams import AsyncGrpcStream
+from client.grpc_async import AsyncGrpcStream, AsyncGrpcTransport
+from client.grpc_protocol import to_message
 from client.request import VlmRequest
 from client.types import Answer, VlmError
 from gateway.aside import aside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 import httptools
@@ -45,6 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser = _Parser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
         self._offer = b""  # the head of a request that offers another protocol, without that offer
+        self._cycles: deque[RequestResponseCycle] = deque()  # of the requests that came, while they are not answered
         self._unparsed_bytes = 0  # since the last request's end, while its successor's headers are not complete
         self._in_headers = True
         self._cut_off: asyncio.TimerHandle | None = None
@@ -63,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting.pop(self, None)
         self._cut_off_after(None)
         self.resume_writing()
+        for cycle in self._cycles:  # uvicorn tells the last one only: the others would be answered
+            cycle.disconnected = True
         super().connection_lost(exc)
         self._connection.lose()
 
@@ -95,6 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting.pop(self, None)
         self._cut_off_after(None)
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
         if self.scope["method"] == "POST":  # others may have no body
             self.cycle.transport = _HeadWithBody(self.transport, self.cycle)
 
@@ -113,6 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """A response has been written."""
+        self._cycles.popleft()
         super().on_response_complete()
         if not self._in_headers:
             self._cut_off_after(_LINGER_S)  # an early refusal: read on for so long, or the client would not see it

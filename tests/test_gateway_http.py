@@ -109,10 +109,11 @@ def test_an_offer_does_not_lift_the_limit_of_headers(echo_gateway: RunningGatewa
     ids=["in its body", "before its answer", "with another request waiting"],
 )
 def test_a_client_that_leaves_is_noticed(echo_gateway: RunningGateway, sent: bytes) -> None:
-    before = gone(echo_gateway)
+    before, errors = gone(echo_gateway), echo_gateway.log.count("ERROR")
     with connect(echo_gateway) as connection:
         connection.sendall(sent)
     assert until(lambda: gone(echo_gateway) == before + 1, 5)
+    assert echo_gateway.log.count("ERROR") == errors
     running = "tvlm_gateway_running_requests{"
     assert all(line.endswith(" 0.0") for line in metrics(echo_gateway) if line.startswith(running))
 

@@ -34,6 +34,11 @@ def test_keeps_rate_and_bounds(name: str) -> None:
         assert bool(request.pictures) == (request.modality != "text")
 
 
+def test_more_requests_than_anybody_means_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rate 2 x seconds 1e\+09 are over the limit of 100,000 requests"):
+        make_workload("single-text", rate=2.0, seconds=1e9, seed=1)
+
+
 def shares(workload: Workload) -> dict[str, float]:
     counts = Counter(request.modality for request in workload.requests)
     return {modality: count / len(workload.requests) for modality, count in counts.items()}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import signal
 import sys
 import time
@@ -34,10 +33,10 @@ from perf.bench import accepted
 from perf.bench.analysis import analyse
 from perf.bench.machine import describe
 from perf.bench.plan import LEVELS, Level
-from perf.bench.report import REPORT, write_report
+from perf.bench.report import write_report
 from perf.bench.runner import run_level
 from perf.bench.setup import Setup
-from perf.bench.store import Store
+from perf.bench.store import REPORT, Store
 from perf.deployments import changed, parse_changes
 from perf.workloads import SHAPES
 from python_backends.deployment import load_deployment
@@ -54,9 +53,11 @@ def main() -> int:
     setup = Setup.of(level.name, machine, options.deployment, variants)
     folder = options.output or _folder(ROOT / "perf" / "reports", setup, machine.date, more=_is_part(options))
     store = Store(folder)
+    if level.name == "quick" and not options.output:
+        store.clear()  # a guard that shows the figures of the morning guards nothing
     setup.claim(folder)
-    _check(options.deployment, variants, folder)
-    left_out = _run(options, level, variants, store, machine.commit)
+    deployments = _deployments(options.deployment, variants, folder)
+    left_out = _run(options, level, deployments, store, machine.commit)
     level = replace(level, arms=tuple(arm for arm in level.arms if arm not in left_out))
     analysis = analyse(level, store)
     extras = {path.stem: path.read_text() for path in sorted((folder / "tools").glob("*.txt"))}
@@ -76,11 +77,14 @@ def main() -> int:
     return 1 if fallen or left_out else 0
 
 
-def _check(deployment: Path, variants: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Before anything is measured: whether all deployments are some (DeploymentError, ValueError)."""
-    load_deployment(deployment)
+def _deployments(deployment: Path, variants: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, Path]:
+    """The file of the product and of each variant, looked at before anything runs (DeploymentError, ValueError)."""
+    files = {PRODUCT: deployment}
     for name, changes in variants.items():
-        load_deployment(changed(deployment, changes, folder / "variants" / f"{name}.yaml"))
+        files[name] = changed(deployment, changes, folder / "variants" / f"{name}.yaml")
+    for file in files.values():
+        load_deployment(file)
+    return files
 
 
 def _is_part(options: argparse.Namespace) -> bool:
@@ -91,11 +95,7 @@ def _is_part(options: argparse.Namespace) -> bool:
 def _folder(reports: Path, setup: Setup, date: str, *, more: bool) -> Path:
     """Where this level is measured: the newest folder, if it is not finished or is to have `more`; else today's."""
     today = reports / f"{date}-{setup.level}"
-    if setup.level == "quick":  # a guard that shows the figures of the morning guards nothing
-        for measured in ("runs", "workloads"):
-            shutil.rmtree(today / measured, ignore_errors=True)
-        for file in ("setup.json", REPORT):
-            (today / file).unlink(missing_ok=True)
+    if setup.level == "quick":
         return today
     begun = sorted(folder for folder in reports.glob(f"*-{setup.level}") if setup.fits(folder))
     goes_on = begun and (more or not (begun[-1] / REPORT).exists())
@@ -103,13 +103,12 @@ def _folder(reports: Path, setup: Setup, date: str, *, more: bool) -> Path:
 
 
 def _run(
-    options: argparse.Namespace, level: Level, variants: Mapping[str, dict[str, Any]], store: Store, commit: str
+    options: argparse.Namespace, level: Level, deployments: Mapping[str, Path], store: Store, commit: str
 ) -> dict[str, str]:
     """Measure what is not there yet; the arms that were left out, with the reason."""
     if there := sum(1 for _ in (store.folder / "runs").glob("*.jsonl")):
         print(f"{there} runs are in {store.folder} already: only what is missing runs")
-    built = options.built or ROOT / "build" / options.deployment.stem
-    compose = _composer(options.deployment, variants, built, store.folder)
+    compose = _composer(deployments, options.built or ROOT / "build" / options.deployment.stem)
     begin = time.monotonic()
     try:
         return run_level(
@@ -122,7 +121,7 @@ def _run(
     except RuntimeError as error:
         raise SystemExit(f"no report without it: {error}") from None
     finally:
-        if variants:
+        if len(deployments) > 1:
             compose(PRODUCT)  # what is composed is the deployment again, and no variant
 
 
@@ -180,18 +179,14 @@ def _variant(text: str) -> tuple[str, dict[str, Any]]:
         raise SystemExit(f"--variant {name}: {error}") from None
 
 
-def _composer(
-    deployment: Path, variants: Mapping[str, Mapping[str, Any]], built: Path, folder: Path
-) -> Callable[[str], Path]:
+def _composer(deployments: Mapping[str, Path], built: Path) -> Callable[[str], Path]:
     """Composes an arm's deployment into `built`; the artifacts stay the same, so that this takes a second."""
     from rich.console import Console  # noqa: PLC0415
 
     from client.serving.compose import compose  # noqa: PLC0415
 
     def of(arm: str) -> Path:
-        changes = variants.get(arm)
-        file = changed(deployment, changes, folder / "variants" / f"{arm}.yaml") if changes else deployment
-        compose(file, built, Console(stderr=True), force=False)
+        compose(deployments.get(arm, deployments[PRODUCT]), built, Console(stderr=True), force=False)
         return built
 
     return of

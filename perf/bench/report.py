@@ -16,11 +16,10 @@ from perf.bench.machine import Machine
 from perf.bench.plan import Level
 from perf.bench.plots import plot_workload
 from perf.bench.ratios import Ratio
-from perf.bench.store import Store
+from perf.bench.store import REPORT, Store
 from perf.load import load_run
 from perf.statistics import MIN_BLOCKS
 
-REPORT = "report.html"
 TEMPLATE = Path(__file__).with_name("template.html.j2")
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from perf.bench.machine import Machine
+from perf.bench.store import SETUP
 from python_backends.deployment import DeploymentError
 from python_backends.yaml_file import read_mapping
-
-_FILE = "setup.json"
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Setup:
 
     def fits(self, folder: Path) -> bool:
         """Whether runs of this may go into a folder, which has some."""
-        return (folder / _FILE).exists() and not self._differs(folder)
+        return (folder / SETUP).exists() and not self._differs(folder)
 
     def claim(self, folder: Path) -> None:
         """Make it the folder's own; variants join those that have run there.
@@ -49,9 +48,9 @@ class Setup:
         (folder / "tools").mkdir(exist_ok=True)
         theirs = _read(folder)
         variants = {**(theirs.variants if theirs else {}), **self.variants}
-        partial = folder / f"{_FILE}.partial"
+        partial = folder / f"{SETUP}.partial"
         partial.write_text(json.dumps(asdict(replace(self, variants=variants)), indent=1) + "\n")
-        partial.replace(folder / _FILE)
+        partial.replace(folder / SETUP)
 
     def _differs(self, folder: Path) -> str:
         """What, as a few words; nothing when all is the same."""
@@ -72,7 +71,7 @@ class Setup:
 def _read(folder: Path) -> Setup | None:
     """What ran there; None where that is not known."""
     try:
-        return Setup(**json.loads((folder / _FILE).read_text()))
+        return Setup(**json.loads((folder / SETUP).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from perf.baselines.arms import MONOLITH
 from perf.bench import plan
 from perf.load import Run, load_run
 
+REPORT = "report.html"
+SETUP = "setup.json"
 CALIBRATION_SEED = 1000  # of no workload; the repeats of a calibration count up from it
 
 
@@ -17,6 +20,13 @@ class Store:
     """One folder."""
 
     folder: Path
+
+    def clear(self) -> None:
+        """Forget what was measured; what other tools left there stays."""
+        for measured in ("runs", "workloads"):
+            shutil.rmtree(self.folder / measured, ignore_errors=True)
+        for file in (SETUP, REPORT):
+            (self.folder / file).unlink(missing_ok=True)
 
     def run(self, name: str, seed: int, arm: str) -> Path:
         """The records of one run."""

@@ -10,7 +10,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
 from client.api import parse_url
-from client.grpc_messages import from_message, to_message, to_vlm_error
+from client.grpc_protocol import from_message, to_message, to_vlm_error
 from client.request import make_request
 from perf.load.targets import Chunk, LeastBacklog, Payload, cost_of
 from perf.workloads import Request

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from tritonclient.grpc import InferInput, service_pb2
 
-from client.grpc_messages import to_message
+from client.grpc_protocol import to_message
 from client.request import make_request
 from client.serving.compose import compose
 from client.serving.ports import choose_ports

@@ -27,6 +27,7 @@ SHAPES: dict[str, shapes.Shape] = {
     # Azure's shape at other shares of image requests, in percent
     **{f"share-{share}": partial(shapes.azure_lmm, image_share=share / 100) for share in (10, 25, 52)},
 }
+MOST_REQUESTS = 100_000
 _NOTES = (
     f"trace lengths x {sizes.TOKEN_SCALE:g}, at most {sizes.LONGEST_PROMPT} prompt and {sizes.LONGEST_ANSWER} answer "
     f"tokens; at most {sizes.MOST_PICTURES} pictures a request; every picture and prompt is new (caches stay cold); "
@@ -40,12 +41,14 @@ def make_workload(name: str, *, rate: float, seconds: float, seed: int) -> Workl
     The same arguments give the same requests.
 
     Raises:
-        ValueError: no shape has this name, or rate or seconds are not positive.
+        ValueError: no shape has this name, rate or seconds are not positive, or there would be too many requests.
     """
     if name not in SHAPES:
         raise ValueError(f"workload {name!r} is not one of {', '.join(SHAPES)}")
     if not (rate > 0 and seconds > 0):
         raise ValueError(f"rate and seconds must be positive, got {rate} and {seconds}")
+    if rate * seconds > MOST_REQUESTS:
+        raise ValueError(f"rate {rate:g} x seconds {seconds:g} are over the limit of {MOST_REQUESTS:,} requests")
     # a stream of its own for every name: else workloads of one seed would share pictures, and caches would be warm
     rng = np.random.default_rng([seed, crc32(name.encode())])
     return Workload(name, rate, seconds, seed, _NOTES, tuple(_requests(name, rng, rate, seconds)))
