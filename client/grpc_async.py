@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.grpc_protocol import OPTIONS, STOP_WAITS_S, Pieces, closed, infer_on, to_message, to_vlm_error
-from client.request import MODEL, VlmRequest
+from client.grpc_protocol import (
+    CLOSE_S,
+    END_S,
+    OPTIONS,
+    STOP_WAITS_S,
+    call_timeout_s,
+    client_closed,
+    closed,
+    from_message,
+    infer_on,
+    late,
+    send_stop,
+    to_message,
+    to_vlm_error,
+)
+from client.request import MODEL, AnswerBuilder, VlmRequest
 from client.types import Answer, AsyncTextStream, VlmError
+
+_STOPS = 8  # at a time: more would make each other late
 
 
 class AsyncGrpcTransport:
@@ -25,7 +39,7 @@ class AsyncGrpcTransport:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._infer = infer_on(self._channel)
-        self._streams = AsyncStreams()
+        self._streams = _Streams()
 
     def stream(self, request: VlmRequest) -> AsyncTextStream:
         """Send the request; its pieces come from the stream."""
@@ -57,70 +71,87 @@ class AsyncGrpcTransport:
         await self._channel.close()
 
 
-@dataclass
-class AsyncStreams:
-    """As Streams."""
+class _Streams:
+    """Those of one channel: they end before it does."""
 
-    open: weakref.WeakSet[AsyncGrpcStream] = field(default_factory=weakref.WeakSet)
-    leaving: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.open: weakref.WeakSet[AsyncGrpcStream] = weakref.WeakSet()
+        self.ending: set[asyncio.Task[None]] = set()
+        self.stops = asyncio.Semaphore(_STOPS)
+        self.closed = False
 
     async def close(self) -> None:
-        """Stop all, and wait for their end."""
+        """Stop all, and wait a while for their end."""
+        self.closed = True
         for stream in list(self.open):
             stream.leave(closed())
-        if self.leaving:
-            await asyncio.wait(self.leaving)
+        if self.ending:
+            await asyncio.wait(self.ending, timeout=CLOSE_S)
 
 
-class AsyncGrpcStream(Pieces, AsyncTextStream):
-    """As GrpcStream, in an event loop."""
+class AsyncGrpcStream(AsyncTextStream):
+    """One request's pieces."""
 
-    def __init__(self, infer: Any, message: bytes, request: VlmRequest, address: str, streams: AsyncStreams) -> None:
-        """Send the message of a request."""
-        super().__init__(infer, request, address)
+    def __init__(self, infer: Any, message: bytes, request: VlmRequest, address: str, streams: _Streams) -> None:
+        """Send the message of a request (VlmError)."""
+        self._ended = True  # until it is sent
+        if streams.closed:
+            raise client_closed()
         self._loop = loop = asyncio.get_running_loop()
+        self._infer = infer
+        self._request = request
+        self._address = address
         self._streams = streams
+        self._builder = AnswerBuilder()
         self._left: VlmError | None = None  # why its reader gets no more
+        self._turn = asyncio.Lock()  # gRPC takes one reader at a time
         self._waiting: asyncio.Future[None] = loop.create_future()  # what its reader waits for
         self._reading: asyncio.Future[Any] | None = None  # goes on when its reader is cancelled: gRPC would cancel all
-        self._ended = False
         self._timer: asyncio.TimerHandle | None = None
         if request.timeout_s is not None:
-            self._timer = loop.call_later(request.timeout_s, _give_up_async, weakref.ref(self))
-        self._call = self._send(message)
+            self._timer = loop.call_later(request.timeout_s, _give_up, weakref.ref(self))
+        self._call = infer(message, timeout=call_timeout_s(request))
+        self._ended = False
         streams.open.add(self)
 
+    @property
+    def answer(self) -> Answer:
+        """What has come so far."""
+        return self._builder.answer()
+
     async def __anext__(self) -> str:
-        message = await self._next()
+        async with self._turn:
+            message = await self._next()
         if message is grpc.aio.EOF:
             self._end()
             raise StopAsyncIteration
         try:
-            return self._piece(message)
-        except VlmError:  # the last message
-            self._start(self._finish(self._drain()))
+            return self._builder.add(from_message(message))
+        except VlmError as error:  # the last message
+            self.leave(error)
             raise
 
     async def aclose(self) -> None:
         """Stop the request."""
         self.leave(closed())
 
+    def __del__(self) -> None:
+        if not self._ended and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.leave, closed())
+
     def leave(self, reason: VlmError) -> None:
         """Have it end; its reader gets the reason at once."""
         if not self._ended and self._left is None:
             self._left = reason
             self._wake()
-            self._start(self._wind_down())
+            self._end()
+            task = self._loop.create_task(self._stop())
+            self._streams.ending.add(task)
+            task.add_done_callback(self._streams.ending.discard)
 
     def give_up(self) -> None:
         """Its time is over."""
-        self.leave(self._late())
-
-    def _start(self, ending: Coroutine[Any, Any, None]) -> None:
-        self._end()
-        task = self._loop.create_task(ending)
-        self._streams.leaving.add(task)
-        task.add_done_callback(self._streams.leaving.discard)
+        self.leave(late(self._request))
 
     async def _next(self) -> Any:
         if self._left is not None:
@@ -129,7 +160,10 @@ class AsyncGrpcStream(Pieces, AsyncTextStream):
         if not reading.done():
             self._waiting = waiting = self._loop.create_future()
             reading.add_done_callback(self._wake)
-            await waiting
+            try:
+                await waiting
+            finally:
+                reading.remove_done_callback(self._wake)
         if self._left is not None:
             raise self._left
         self._reading = None
@@ -151,39 +185,32 @@ class AsyncGrpcStream(Pieces, AsyncTextStream):
             self._reading = self._loop.create_task(self._call.read())
         return self._reading
 
-    async def _wind_down(self) -> None:
-        drained = self._drain()
+    async def _stop(self) -> None:
+        """Have the server end it; cancel it if that does not help."""
+        drained = self._loop.create_task(self._drain())
+        await asyncio.wait((drained,), timeout=END_S)
         for wait_s in STOP_WAITS_S:
-            if not await self._ask_to_stop():
+            if drained.done() or not await self._ask_to_stop():
                 break
             await asyncio.wait((drained,), timeout=wait_s)
-            if drained.done():
-                break
-        await self._finish(drained, wait_s=0.0)
+        self._call.cancel()  # does nothing to one that has ended
 
     async def _ask_to_stop(self) -> bool:
         try:
-            return not any([message.error_message async for message in self._send_stop()])
+            async with self._streams.stops:
+                call = send_stop(self._infer, self._request.request_id)
+                return not any([message.error_message async for message in call])
         except (grpc.RpcError, grpc.aio.UsageError):  # UsageError: the channel is closed
             return False
 
-    def _drain(self) -> asyncio.Task[None]:
-        """Read what is left, in a task."""
-
-        async def read() -> None:
-            while True:
-                reading = self._read()
-                await asyncio.wait((reading,))
-                self._reading = None
-                if reading.cancelled() or reading.exception() is not None or reading.result() is grpc.aio.EOF:
-                    return
-
-        return self._loop.create_task(read())
-
-    async def _finish(self, drained: asyncio.Task[None], wait_s: float = 1.0) -> None:
-        """Cancel it, should it not be at its end."""
-        await asyncio.wait((drained,), timeout=wait_s)
-        self._call.cancel()  # does nothing to a call that has ended
+    async def _drain(self) -> None:
+        """Read what is left."""
+        while True:
+            reading = self._read()
+            await asyncio.wait((reading,))
+            self._reading = None
+            if reading.cancelled() or reading.exception() is not None or reading.result() is grpc.aio.EOF:
+                return
 
     def _end(self) -> None:
         self._ended = True
@@ -192,7 +219,7 @@ class AsyncGrpcStream(Pieces, AsyncTextStream):
             self._timer.cancel()
 
 
-def _give_up_async(stream: weakref.ref[AsyncGrpcStream]) -> None:
+def _give_up(stream: weakref.ref[AsyncGrpcStream]) -> None:
     alive = stream()
     if alive is not None:
         alive.give_up()

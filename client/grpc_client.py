@@ -6,17 +6,32 @@ cancelling one request cancels all.
 
 from __future__ import annotations
 
-import contextlib
+import heapq
+import itertools
+import queue
 import threading
-import weakref
-from dataclasses import dataclass, field
+import time
 from typing import Any
 
 import grpc
 
-from client.grpc_protocol import OPTIONS, STOP_WAITS_S, Pieces, closed, infer_on, to_message, to_vlm_error
-from client.request import VlmRequest
-from client.types import Answer, TextStream, VlmError
+from client.grpc_protocol import (
+    CLOSE_S,
+    END_S,
+    OPTIONS,
+    STOP_WAITS_S,
+    call_timeout_s,
+    client_closed,
+    closed,
+    from_message,
+    infer_on,
+    late,
+    send_stop,
+    to_message,
+    to_vlm_error,
+)
+from client.request import AnswerBuilder, VlmRequest
+from client.types import Answer, TextStream
 
 
 class GrpcTransport:
@@ -25,13 +40,11 @@ class GrpcTransport:
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._infer = infer_on(self._channel)
-        self._streams = Streams()
+        self._calls = _Calls(self._channel)
 
     def stream(self, request: VlmRequest) -> TextStream:
         """Send the request; its pieces come from the stream."""
-        message = to_message(request).SerializeToString()
-        return GrpcStream(self._infer, message, request, self._address, self._streams)
+        return GrpcStream(self._calls, request, self._address)
 
     def generate(self, request: VlmRequest) -> Answer:
         """Send the request and wait for its answer."""
@@ -42,138 +55,163 @@ class GrpcTransport:
 
     def close(self) -> None:
         """Stop the running requests and close the channel."""
-        self._streams.close()
+        self._calls.close()
         self._channel.close()
 
 
-@dataclass
-class Streams:
-    """Those of one channel: they end before it does."""
+class _Call:
+    """One request in the server. It is read in a thread of its own, so that no interrupt can hit gRPC in a read."""
 
-    open: weakref.WeakSet[GrpcStream] = field(default_factory=weakref.WeakSet)
-    leaving: set[threading.Thread] = field(default_factory=set)
+    def __init__(self, infer: Any, request: VlmRequest, running: dict[int, _Call]) -> None:
+        self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()  # in the end an RpcError or None
+        self.ended = threading.Event()
+        self._infer = infer
+        self._request_id = request.request_id
+        self._running = running
+        self._tries = 0
+        self._call = infer(to_message(request).SerializeToString(), timeout=call_timeout_s(request))
+        running[id(self)] = self
+        threading.Thread(target=self._read, name="vlm-read", daemon=True).start()
 
-    def close(self) -> None:
-        """Stop all, and wait for their end."""
-        for stream in list(self.open):
-            stream.leave(closed())
-        for thread in list(self.leaving):
-            thread.join()
-
-
-class GrpcStream(Pieces, TextStream):
-    """One call, blocking. Any thread may close it."""
-
-    _ended = True  # until there is a call
-    _left: VlmError | None = None  # why its reader gets no more
-
-    def __init__(self, infer: Any, message: bytes, request: VlmRequest, address: str, streams: Streams) -> None:
-        """Send the message of a request."""
-        super().__init__(infer, request, address)
-        self._streams = streams
-        self._turn = threading.Lock()  # gRPC takes one reader at a time
-        self._call = self._send(message)
-        self._ended = False
-        streams.open.add(self)
-        self._timer: threading.Timer | None = None
-        if request.timeout_s is not None:
-            self._timer = threading.Timer(request.timeout_s, _give_up, [weakref.ref(self)])
-            self._timer.daemon = True
-            self._timer.start()
-
-    def __next__(self) -> str:
-        try:
-            message = self._next()
-        except grpc.RpcError as error:
-            self._end()
-            raise self._left or to_vlm_error(error, self._address) from error
-        if self._left is not None:
-            raise self._left
-        if message is None:
-            self._end()
-            raise StopIteration
-        try:
-            return self._piece(message)
-        except VlmError:  # the last message
-            self._finish(self._drain())
-            raise
-
-    def close(self) -> None:
-        """Stop the request, and wait for its end."""
-        leaving = self.leave(closed())
-        if leaving is not None:
-            leaving.join()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and gRPC with it
-            self.leave(closed())
-
-    def give_up(self) -> None:
-        """Its time is over."""
-        self.leave(self._late())
-
-    def leave(self, reason: VlmError) -> threading.Thread | None:
-        """Have it end; its reader gets the reason. In a thread, as it may be dropped in one of gRPC's own."""
-        if self._ended or self._left is not None:
+    def try_to_end(self) -> float | None:
+        """Ask the server to end it, or cancel it when that is of no use; seconds until the next try, or None."""
+        if self.ended.is_set():
             return None
-        self._left = reason
-        leaving = threading.Thread(target=self._wind_down, name="stream-end", daemon=True)
-        self._streams.leaving.add(leaving)
-        leaving.start()
-        return leaving
-
-    def _wind_down(self) -> None:
-        try:
-            self._stop()
-        finally:
-            self._streams.leaving.discard(threading.current_thread())
-
-    def _stop(self) -> None:
-        draining = self._drain()
-        for wait_s in STOP_WAITS_S:
-            if not self._ask_to_stop():
-                break
-            draining.join(wait_s)
-            if not draining.is_alive():
-                break
-        self._finish(draining, wait_s=0.0)
+        if self._tries == len(STOP_WAITS_S) or not self._ask_to_stop():
+            self._call.cancel()
+            return None
+        self._tries += 1
+        return STOP_WAITS_S[self._tries - 1]
 
     def _ask_to_stop(self) -> bool:
         try:
-            return not any([message.error_message for message in self._send_stop()])
+            return not any([message.error_message for message in send_stop(self._infer, self._request_id)])
         except (grpc.RpcError, ValueError):  # ValueError: the channel is closed
             return False
 
-    def _drain(self) -> threading.Thread:
-        """Read what is left, in a thread."""
-
-        def read() -> None:
-            with contextlib.suppress(grpc.RpcError):
-                while self._next() is not None:
-                    pass
-
-        draining = threading.Thread(target=read, name="stream-drain", daemon=True)
-        draining.start()
-        return draining
-
-    def _finish(self, draining: threading.Thread, wait_s: float = 1.0) -> None:
-        """Cancel it, should it not be at its end."""
-        draining.join(wait_s)
-        self._end()
-        self._call.cancel()  # does nothing to a call that has ended
-
-    def _next(self) -> Any:
-        with self._turn:
-            return next(self._call, None)
-
-    def _end(self) -> None:
-        self._ended = True
-        self._streams.open.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+    def _read(self) -> None:
+        end = None
+        try:
+            for message in self._call:
+                self.messages.put(message)
+        except grpc.RpcError as error:
+            end = error
+        self._running.pop(id(self), None)
+        self.ended.set()
+        self.messages.put(end)
 
 
-def _give_up(stream: weakref.ref[GrpcStream]) -> None:
-    alive = stream()
-    if alive is not None:
-        alive.give_up()
+class _Calls:
+    """Those of one channel, and the thread that ends what nobody wants any more.
+
+    A stream may be dropped anywhere, in a collection of garbage in the midst of a lock too, or by a dying interpreter:
+    all that is done there is to put its call into a queue.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._infer = infer_on(channel)
+        self._running: dict[int, _Call] = {}
+        self._left: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def start(self, request: VlmRequest) -> _Call:
+        """Send a request (VlmError: too late)."""
+        with self._lock:
+            if self._closed:
+                raise client_closed()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._end_those_left, name="vlm-stop", daemon=True)
+                self._thread.start()
+        try:
+            return _Call(self._infer, request, self._running)
+        except ValueError:  # the channel was closed meanwhile
+            raise client_closed() from None
+
+    def leave(self, call: _Call) -> None:
+        """Nobody wants it any more."""
+        self._left.put(call)
+
+    def close(self) -> None:
+        """Stop all, and wait a while for their end."""
+        with self._lock:
+            self._closed = True
+        for call in list(self._running.values()):
+            self._left.put(call)
+        self._left.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+    def _end_those_left(self) -> None:
+        due: list[tuple[float, int, _Call]] = []  # a heap: when to try next; a number, as calls have no order; whom
+        numbers = itertools.count()
+        closing = False
+        while due or not closing:
+            try:
+                call = self._left.get(timeout=max(0.0, due[0][0] - time.monotonic()) if due else None)
+                wait_s: float | None = END_S
+            except queue.Empty:
+                call = heapq.heappop(due)[2]
+                wait_s = call.try_to_end()
+            if call is None:
+                closing = True
+            elif wait_s is not None:
+                heapq.heappush(due, (time.monotonic() + wait_s, next(numbers), call))
+
+
+class GrpcStream(TextStream):
+    """One request's pieces. Threads may share it, and any may close it."""
+
+    _call: _Call | None = None  # until it is sent
+
+    def __init__(self, calls: _Calls, request: VlmRequest, address: str) -> None:
+        """Send the request (VlmError)."""
+        self._calls = calls
+        self._request = request
+        self._address = address
+        self._builder = AnswerBuilder()
+        self._left = False  # it is being stopped
+        self._closed = False
+        self._deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+        self._call = calls.start(request)
+
+    @property
+    def answer(self) -> Answer:
+        """What has come so far."""
+        return self._builder.answer()
+
+    def __next__(self) -> str:
+        assert self._call is not None
+        try:
+            message = self._call.messages.get(timeout=self._left_s())
+        except queue.Empty:
+            if not self._left:
+                self._left = True
+                self._calls.leave(self._call)
+            raise late(self._request) from None
+        if self._closed:
+            self._call.messages.put(None)  # for whoever else reads
+            raise closed()
+        if message is None or isinstance(message, grpc.RpcError):
+            self._call.messages.put(message)
+            if message is None:
+                raise StopIteration
+            raise to_vlm_error(message, self._address) from message
+        return self._builder.add(from_message(message))
+
+    def close(self) -> None:
+        """Stop the request, and wait a while for its end; does nothing when its time is over."""
+        if self._call is None or self._left or self._call.ended.is_set():
+            return
+        self._left = self._closed = True
+        self._call.messages.put(None)  # for whoever reads
+        self._calls.leave(self._call)
+        self._call.ended.wait(CLOSE_S)
+
+    def __del__(self) -> None:
+        if self._call is not None and not (self._left or self._call.ended.is_set()):
+            self._calls.leave(self._call)
+
+    def _left_s(self) -> float | None:
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())

@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from client.request import MODEL, AnswerBuilder, VlmRequest, error_of
-from client.types import Answer, VlmError
+from client.request import MODEL, VlmRequest, error_of
+from client.types import VlmError
 
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -29,8 +29,10 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-STOP_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # between tries: one may overtake a request that comes with pictures
-_STOP_TIMEOUT_S = 0.5  # of each
+END_S = 0.01  # for a request that is left to end by itself, as most do
+STOP_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # after each try: a stop may overtake a request that comes with pictures
+CLOSE_S = 3.0  # that a client waits at most for the end of what it stopped
+_STOP_TIMEOUT_S = 5.0  # of each try; a server that is so slow hangs
 _LAST_RESORT_S = 5.0  # after a request's own timeout, for gRPC to cancel it
 _CUT_OFF = re.compile("Socket closed|Connection reset|recvmsg|Broken pipe|GOAWAY|Stream removed")  # gRPC's own words
 
@@ -47,38 +49,29 @@ def infer_on(channel: Any) -> Any:
     )
 
 
+def call_timeout_s(request: VlmRequest) -> float | None:
+    """gRPC's own deadline: it cancels, and comes after all else."""
+    return None if request.timeout_s is None else request.timeout_s + _LAST_RESORT_S
+
+
+def send_stop(infer: Any, request_id: str) -> Any:
+    """The call that stops the requests with this id."""
+    return infer(to_stop_message(request_id), timeout=_STOP_TIMEOUT_S)
+
+
 def closed() -> VlmError:
     """What the reader of a stream gets that is closed."""
     return VlmError("CANCELLED", "the stream was closed")
 
 
-class Pieces:
-    """What both streams do with the messages of their call."""
+def client_closed() -> VlmError:
+    """What a request gets that comes too late."""
+    return VlmError("CANCELLED", "the client is closed")
 
-    def __init__(self, infer: Any, request: VlmRequest, address: str) -> None:
-        self._infer = infer
-        self._request_id = request.request_id
-        self._timeout_s = request.timeout_s
-        self._address = address
-        self._builder = AnswerBuilder()
 
-    @property
-    def answer(self) -> Answer:
-        """What has come so far."""
-        return self._builder.answer()
-
-    def _send(self, message: bytes) -> Any:
-        timeout_s = None if self._timeout_s is None else self._timeout_s + _LAST_RESORT_S
-        return self._infer(message, timeout=timeout_s)
-
-    def _piece(self, message: Any) -> str:
-        return self._builder.add(from_message(message))
-
-    def _send_stop(self) -> Any:
-        return self._infer(to_stop_message(self._request_id), timeout=_STOP_TIMEOUT_S)
-
-    def _late(self) -> VlmError:
-        return VlmError("DEADLINE_EXCEEDED", f"no answer within {self._timeout_s:.3g} s (timeout_s)")
+def late(request: VlmRequest) -> VlmError:
+    """What the reader of a stream gets whose time is over."""
+    return VlmError("DEADLINE_EXCEEDED", f"no answer within {request.timeout_s:.3g} s (timeout_s)")
 
 
 def to_message(request: VlmRequest) -> Any:

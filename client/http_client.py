@@ -77,6 +77,9 @@ class _HttpStream(TextStream):
         # The server sees a client that went away when it writes its next piece.
         self._response.close()
 
+    def __del__(self) -> None:
+        self.close()
+
 
 @contextmanager
 def _errors(base_url: str, timeout: Timeout) -> Iterator[None]:

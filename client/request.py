@@ -27,6 +27,7 @@ _STATUSES = {  # Triton's name of a status: gRPC's
 _STATUS_TAG = re.compile(rf"\[({'|'.join(_STATUSES)})\] ")
 _AWAY = ("has no available versions", "is not healthy")  # Triton's words, where waiting helps
 MODEL = "vlm"
+_LONGEST_S = 1_000_000  # of a timeout: what clocks and locks take everywhere
 # PIL modes that PNG has not, and what holds their colours.
 _PNG_MODE = {"CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
 OPTIONAL_OUTPUTS = ("finish_reason", "num_input_tokens", "num_visual_tokens", "num_output_tokens", "timing")
@@ -95,8 +96,10 @@ def make_request(
         raise VlmError("INVALID_ARGUMENT", "text, messages: give exactly one of the two")
     if isinstance(images, (str, bytes)) or hasattr(images, "save"):
         raise VlmError("INVALID_ARGUMENT", f"images: expected a list of images, got one {type(images).__name__}")
-    if timeout_s is not None and timeout_s <= 0:
-        raise VlmError("INVALID_ARGUMENT", f"timeout_s: expected seconds above 0, got {timeout_s}")
+    if timeout_s is not None and not 0 < timeout_s <= _LONGEST_S:
+        raise VlmError(
+            "INVALID_ARGUMENT", f"timeout_s: expected seconds above 0, {_LONGEST_S:,} at most; got {timeout_s}"
+        )
     asked = {"priority_class": priority_class, "ttft_slo_ms": ttft_slo_ms, "deadline_ms": deadline_ms}
     return VlmRequest(
         stream=stream,

@@ -87,9 +87,6 @@ class TextStream(Iterator[str]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
-
 
 class AsyncTextStream(AsyncIterator[str]):
     """As TextStream, for `async for`."""

@@ -62,7 +62,7 @@ async def chat(request: Request) -> Response:
         if sources:
             limit = gateway.settings.remote_images
             images = await load_images(sources, pictures, gateway.fetcher, limit, opened.lease)
-        asked = from_chat(body, sources, images, gateway.settings.request_timeout_s)
+        asked = from_chat(body, sources, images, gateway.settings.request_timeout_s, record.request_id)
         shape = Shape("chat", body.model, body.wants_usage, record.number)
         return await answer(record, asked, shape, gateway.pool, opened.slot)
 
@@ -72,9 +72,10 @@ async def completions(request: Request) -> Response:
     """Go on with a text."""
     async with _opened(request) as opened:
         body, _ = await opened.read(CompletionRequest)
-        asked = from_completion(body, opened.gateway.settings.request_timeout_s)
-        shape = Shape("completion", body.model, body.wants_usage, opened.record.number)
-        return await answer(opened.record, asked, shape, opened.gateway.pool, opened.slot)
+        gateway, record = opened.gateway, opened.record
+        asked = from_completion(body, gateway.settings.request_timeout_s, record.request_id)
+        shape = Shape("completion", body.model, body.wants_usage, record.number)
+        return await answer(record, asked, shape, gateway.pool, opened.slot)
 
 
 @router.get("/v1/models", responses={401: ERRORS[401]})

@@ -52,22 +52,24 @@ def image_sources(body: ChatRequest) -> list[ImageSource]:
     ]
 
 
-def from_chat(body: ChatRequest, sources: Sequence[ImageSource], images: list[bytes], timeout_s: float) -> Asked:
+def from_chat(
+    body: ChatRequest, sources: Sequence[ImageSource], images: list[bytes], timeout_s: float, request_id: str
+) -> Asked:
     """A chat; `images` are those of its `sources`, fetched."""
     messages = json.dumps([{"role": _ROLES.get(m.role, m.role), "content": _content(m.content)} for m in body.messages])
     limit = body.max_completion_tokens or body.max_tokens
-    request = VlmRequest(messages=messages, images=images, **_common(body, limit))
+    request = VlmRequest(messages=messages, images=images, **_common(body, limit, request_id))
     tokens = len(messages) // _CHARACTERS_A_TOKEN + len(images) * _TOKENS_AN_IMAGE + (limit or _USUAL_ANSWER)
     return Asked(request, tokens, *_time(body, timeout_s), [source.field for source in sources])
 
 
-def from_completion(body: CompletionRequest, timeout_s: float) -> Asked:
+def from_completion(body: CompletionRequest, timeout_s: float, request_id: str) -> Asked:
     """A text to go on with."""
     request = VlmRequest(
         text=body.prompt,
         apply_chat_template=False,
         exclude_input_in_output=not body.echo,
-        **_common(body, body.max_tokens),
+        **_common(body, body.max_tokens, request_id),
     )
     tokens = len(body.prompt) // _CHARACTERS_A_TOKEN + (body.max_tokens or _USUAL_ANSWER)
     return Asked(request, tokens, *_time(body, timeout_s), ())
@@ -85,7 +87,7 @@ def _time(body: GenerationRequest, most_s: float) -> tuple[float, str]:
     return most_s, f"the answer was not complete within request_timeout_s = {most_s:g}"
 
 
-def _common(body: GenerationRequest, limit: int | None) -> dict[str, Any]:
+def _common(body: GenerationRequest, limit: int | None, request_id: str) -> dict[str, Any]:
     sampling = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     if limit is not None:
         sampling["max_tokens"] = limit
@@ -95,6 +97,7 @@ def _common(body: GenerationRequest, limit: int | None) -> dict[str, Any]:
         "stream": bool(body.stream),
         "sampling": json.dumps(sampling),
         "parameters": _parameters(body),
+        "request_id": request_id,
     }
 
 

@@ -1,19 +1,25 @@
 """The client library against a real tritonserver whose model `vlm` echoes."""
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import random
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from PIL import Image, ImageOps
 
 from client import AsyncTextStream, AsyncVlmClient, RetryPolicy, VlmClient, VlmError
 from client.request import image_bytes
 from client.serving.server import Endpoints, Server
-from tests.conftest import echo_output, free_ports
+from tests.conftest import ROOT, echo_output, free_ports
 from tests.waiting import until
 
 
@@ -130,25 +136,26 @@ def test_a_deadline_ends_and_cancels_the_request(vlm):
     await_cancellations(vlm, before + 1)
 
 
-def stops(server: Endpoints) -> int:
+def count(server: Endpoints, what: str) -> int:
     with VlmClient(server.grpc) as vlm:
-        return int(vlm.generate("stops").text)
+        return int(vlm.generate(what).text)
 
 
-def test_streams_over_grpc_that_are_left_are_stopped_by_a_request_and_not_cancelled(echo_server):
-    before = stops(echo_server)
-    with VlmClient(echo_server.grpc) as vlm:
+@contextlib.contextmanager
+def all_stopped(server: Endpoints, requests: int) -> Iterator[None]:
+    """So many are stopped inside, and none has its call cancelled."""
+    before, cut = count(server, "cancellations"), count(server, "cut")
+    yield
+    assert until(lambda: count(server, "cancellations") == before + requests, 10)
+    assert count(server, "cut") == cut
+
+
+def test_streams_over_grpc_that_are_left_are_stopped_and_not_cancelled(echo_server):
+    with all_stopped(echo_server, 2), VlmClient(echo_server.grpc) as vlm:
         with vlm.stream("forever") as pieces:
             next(pieces)
-        assert stops(echo_server) == before + 1
         with pytest.raises(VlmError, match=r"no answer within 0.3 s \(timeout_s\)"):
             list(vlm.stream("forever", timeout_s=0.3))
-        assert stops(echo_server) == before + 2
-        with vlm.stream("one two") as pieces:
-            list(pieces)
-        with pytest.raises(VlmError, match="no room"), vlm.stream("fail INVALID_ARG no room") as pieces:
-            next(pieces)
-    assert stops(echo_server) == before + 2, "a request that had ended was stopped"
 
 
 def test_a_client_that_closes_stops_what_runs(echo_server):
@@ -156,21 +163,23 @@ def test_a_client_that_closes_stops_what_runs(echo_server):
         async with AsyncVlmClient(echo_server.grpc) as vlm:
             pieces = vlm.stream("forever")
             await anext(pieces)
+            async for _ in vlm.stream("forever"):  # and dropped
+                break
         await pieces.aclose()  # too late to do anything
         with pytest.raises(VlmError, match="the stream was closed"):
             await anext(pieces)
+        with pytest.raises(VlmError, match="the client is closed"):
+            vlm.stream("forever")
 
-    before = stops(echo_server)
-    with VlmClient(echo_server.grpc) as vlm:
-        pieces = vlm.stream("forever")
-        next(pieces)
-        next(vlm.stream("forever"))  # dropped
-    pieces.close()
-    assert stops(echo_server) == before + 2
-    with pytest.raises(VlmError, match="the stream was closed"):
-        next(pieces)
-    asyncio.run(talk())
-    assert stops(echo_server) == before + 3
+    with all_stopped(echo_server, 4):
+        with VlmClient(echo_server.grpc) as vlm:
+            pieces = vlm.stream("forever")
+            next(pieces)
+            next(vlm.stream("forever"))  # dropped
+        pieces.close()
+        with pytest.raises(VlmError, match="the client is closed"):
+            vlm.stream("forever")
+        asyncio.run(talk())
 
 
 @pytest.mark.parametrize("make", [VlmClient, AsyncVlmClient])
@@ -190,10 +199,26 @@ def test_a_request_that_heeds_no_stop_is_cancelled(echo_server, make):
     assert time.monotonic() - before < 4.5  # it would go on for 5 s
 
 
+def test_many_streams_that_are_left_at_once_are_all_stopped(echo_server):
+    """None of them so late that its call is cancelled after all."""
+
+    async def talk() -> None:
+        async with AsyncVlmClient(echo_server.grpc) as vlm:
+            streams = [vlm.stream("forever") for _ in range(100)]
+            await asyncio.gather(*(anext(stream) for stream in streams))
+
+    with all_stopped(echo_server, 100):
+        asyncio.run(talk())
+    with all_stopped(echo_server, 40), VlmClient(echo_server.grpc) as vlm:
+        streams = [vlm.stream("forever") for _ in range(40)]
+        for stream in streams:
+            next(stream)
+
+
 def test_a_reader_is_told_when_its_stream_is_closed_elsewhere(echo_server):
     async def talk() -> None:
         async with AsyncVlmClient(echo_server.grpc) as vlm:
-            pieces = vlm.stream("count 500 10")
+            pieces = vlm.stream("forever")
             reader = asyncio.create_task(drain(pieces))
             await asyncio.sleep(0)
             await pieces.aclose()
@@ -210,6 +235,22 @@ def test_a_reader_is_told_when_its_stream_is_closed_elsewhere(echo_server):
             list(pieces)
 
 
+def test_readers_share_a_stream_and_all_see_its_end(echo_server):
+    async def talk() -> list[list[str]]:
+        async with AsyncVlmClient(echo_server.grpc) as vlm, vlm.stream("count 30 5") as pieces:
+            return await asyncio.wait_for(asyncio.gather(drain(pieces), drain(pieces)), 10)
+
+    wanted = {f"{number} " for number in range(30)}
+    assert {piece for got in asyncio.run(talk()) for piece in got} - {""} == wanted
+    with (
+        VlmClient(echo_server.grpc) as vlm,
+        vlm.stream("count 30 5") as pieces,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        readers = [pool.submit(list, pieces) for _ in range(2)]
+        assert {piece for reader in readers for piece in reader.result(10)} - {""} == wanted
+
+
 def test_a_cancelled_reader_leaves_its_stream_as_it_is(echo_server):
     """grpc.aio cancels a call with the task that reads it."""
 
@@ -224,6 +265,47 @@ def test_a_cancelled_reader_leaves_its_stream_as_it_is(echo_server):
             return got + await drain(pieces)
 
     assert asyncio.run(talk())[:60] == [f"{number} " for number in range(60)]
+
+
+OPEN_AT_EXIT = """
+import os, signal, sys, threading
+from client import VlmClient
+vlm = VlmClient(sys.argv[1])
+pieces = vlm.stream("forever", timeout_s=60)
+print(next(pieces))
+"""
+INTERRUPTED = (
+    OPEN_AT_EXIT
+    + """
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+with pieces:
+    for _ in pieces:
+        pass
+"""
+)
+FORKED = (
+    OPEN_AT_EXIT
+    + """
+if os.fork() == 0:
+    del pieces
+    os._exit(0)
+os.wait()
+print(next(pieces))
+pieces.close()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "ends_with"), [(OPEN_AT_EXIT, ""), (INTERRUPTED, "KeyboardInterrupt\n"), (FORKED, "")]
+)
+def test_a_program_ends_whatever_becomes_of_its_stream(echo_server, program, ends_with):
+    command = [sys.executable, "-c", program, echo_server.grpc]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
+    assert done.stdout.startswith("again ")
+    assert done.stderr.endswith(ends_with)
+    assert done.stderr.count("Traceback") == bool(ends_with), done.stderr
+    assert (done.returncode == 0) is not bool(ends_with)
 
 
 def test_a_server_outlives_streams_that_are_left_around_their_end(tmp_path):
@@ -245,6 +327,38 @@ def test_a_server_outlives_streams_that_are_left_around_their_end(tmp_path):
 
     with Server(echo_output(tmp_path / "out"), free_ports()) as server:
         assert asyncio.run(talk(server.endpoints.grpc)).startswith("still there")
+
+
+def test_a_timeout_is_kept_by_a_server_that_hangs(tmp_path):
+    async def late(url: str) -> None:
+        async with AsyncVlmClient(url) as vlm:
+            await vlm.generate("Hi", timeout_s=0.5)
+
+    def late_blocking(url: str) -> None:
+        with VlmClient(url) as vlm:
+            begin = time.monotonic()
+            try:
+                vlm.generate("Hi", timeout_s=0.5)
+            finally:
+                assert time.monotonic() - begin < 1.5
+
+    with Server(echo_output(tmp_path / "out"), free_ports()) as server:
+        family = psutil.Process().children(recursive=True)
+        port = server.endpoints.grpc.rsplit(":", 1)[1]
+        triton = [p for p in family if f"--grpc-port={port}" in p.cmdline() and p.name().startswith("tritonserver")]
+        triton[0].suspend()
+        for ask in (late_blocking, lambda url: asyncio.run(late(url))):
+            begin = time.monotonic()
+            with pytest.raises(VlmError, match=r"no answer within 0.5 s \(timeout_s\)"):
+                ask(server.endpoints.grpc)
+            assert time.monotonic() - begin < 5.5  # 3 s of them to close
+        triton[0].resume()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), 1e10])
+def test_a_timeout_that_is_none_is_refused(vlm, timeout_s):
+    with pytest.raises(VlmError, match="timeout_s: expected seconds above 0, 1,000,000 at most; got"):
+        vlm.generate("Hi", timeout_s=timeout_s)
 
 
 def test_one_image_in_place_of_a_list_is_refused(vlm):

@@ -32,7 +32,7 @@ def chat(**fields: Any) -> ChatRequest:
 
 
 def sent(**fields: Any) -> Any:
-    return from_chat(chat(**fields), [], [], 600).request
+    return from_chat(chat(**fields), [], [], 600, "req_1").request
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_sampling_goes_to_the_engine_under_its_names() -> None:
 
 
 def test_priority_and_deadline_go_to_the_scheduler() -> None:
-    asked = from_chat(chat(service_tier="priority", deadline_ms=1500), [], [], 600)
+    asked = from_chat(chat(service_tier="priority", deadline_ms=1500), [], [], 600, "req_1")
     assert (asked.request.parameters, asked.timeout_s) == ({"priority_class": "interactive", "deadline_ms": 1500}, 1.5)
     assert asked.late == "deadline_ms: the answer was not complete within 1500 ms"
-    assert from_chat(chat(deadline_ms=700_000), [], [], 600).late.endswith("request_timeout_s = 600")
+    assert from_chat(chat(deadline_ms=700_000), [], [], 600, "req_1").late.endswith("request_timeout_s = 600")
     assert sent(service_tier="auto").parameters == {}
     assert sent(service_tier="flex").parameters == {"priority_class": "batch"}
 
@@ -161,15 +161,16 @@ def test_images_keep_their_places_between_texts_and_turns() -> None:
     sources = image_sources(body)
     assert [source.url for source in sources] == ["data:,1", "data:,2", "data:,3"]
     assert sources[1].field == "messages[1].content[2].image_url"
-    messages = json.loads(from_chat(body, sources, [b"1", b"2", b"3"], 600).request.messages or "")
+    messages = json.loads(from_chat(body, sources, [b"1", b"2", b"3"], 600, "req_1").request.messages or "")
     assert messages[0] == {"role": "system", "content": "be brief"}
     assert messages[1]["content"] == [{"type": "image"}, text, {"type": "image"}]
 
 
 def test_completion_is_sent_without_the_chat_template() -> None:
     body = CompletionRequest.model_validate_json('{"model": "vlm", "prompt": ["Once"], "echo": true}')
-    request = from_completion(body, 600).request
+    request = from_completion(body, 600, "req_1").request
     assert (request.text, request.switches()["apply_chat_template"]) == ("Once", False)
+    assert request.request_id == "req_1"  # by which its line in the router's log is found
     assert request.switches()["exclude_input_in_output"] is False
 
 

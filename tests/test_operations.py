@@ -114,7 +114,7 @@ def test_killed_router_stub_is_one_clear_error_to_its_clients_and_is_back(served
 
 def test_draining_server_is_not_ready_refuses_what_comes_and_finishes_what_runs(served: ServedByTvlm) -> None:
     with VlmClient(served.grpc, retry=RetryPolicy(attempts=1)) as vlm:
-        streams = [vlm.stream(STORY, max_tokens=600, ignore_eos=True) for _ in range(2)]
+        streams = [vlm.stream(STORY, max_tokens=300, ignore_eos=True) for _ in range(2)]
         for stream in streams:
             next(stream)
         processes = family(served)
@@ -133,7 +133,7 @@ def test_draining_server_is_not_ready_refuses_what_comes_and_finishes_what_runs(
         assert until(is_refused, 20), (answers, served.log.read_text())
         for stream in streams:
             list(stream)
-            assert stream.answer.usage.num_output_tokens == 600
+            assert stream.answer.usage.num_output_tokens == 300
     assert served.process.wait(30) == 0
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert alive == []

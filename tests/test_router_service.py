@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from python_backends.deployment import BUILT_FILE
 from python_backends.engines.protocol import VISUAL_TOKEN
@@ -191,6 +193,13 @@ def test_prompt_is_echoed_on_request(artifacts: Path) -> None:
     assert client.text == "<image>Q:ok"
 
 
+def test_a_request_is_one_log_line_with_its_id(artifacts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="python_backends.router.record")
+    run(artifacts, FakeStages(), lambda router: router.serve(tensors("Q"), "{}", Recorder("req_1" * 100)))
+    (line,) = caplog.messages
+    assert json.loads(line)["request_id"] == "req_1" * 16
+
+
 def test_requests_are_counted_by_modality_and_outcome(artifacts: Path) -> None:
     counts = Counts()
 
@@ -227,7 +236,7 @@ def test_stop_ends_the_requests_with_its_id_and_no_other(artifacts: Path) -> Non
     stages = FakeStages()
     stages.on_embed = hold = Hold()
     named, unnamed, other = [Recorder("a"), Recorder("a")], Recorder(), Recorder("b")
-    stopping, again, nameless = Recorder("a"), Recorder("a"), Recorder()
+    stopping, again, nameless, laden = Recorder("a"), Recorder("a"), Recorder(), Recorder("b")
 
     async def scenario(router: Router) -> None:
         clients = [*named, unnamed, other]
@@ -237,6 +246,7 @@ def test_stop_ends_the_requests_with_its_id_and_no_other(artifacts: Path) -> Non
         assert all(client.error is not None and client.error.status is Status.CANCELLED for client in named)
         await router.serve(stop(), "{}", again)  # nothing has that id now
         await router.serve(stop(), "{}", nameless)
+        await router.serve(tensors("q") | stop(), "{}", laden)
         hold.go_on()
         await asyncio.gather(*running)
 
@@ -245,6 +255,8 @@ def test_stop_ends_the_requests_with_its_id_and_no_other(artifacts: Path) -> Non
     assert nameless.error is not None
     assert nameless.error.status is Status.INVALID_ARG
     assert nameless.error.message.startswith("stop: ")
+    assert laden.error is not None
+    assert laden.error.message == "stop: true goes alone; text_input came with it"
     assert (unnamed.text, other.text) == ("ok", "ok")
 
 
@@ -254,7 +266,9 @@ def test_a_request_that_is_stopped_before_it_begins_is_answered(artifacts: Path)
     async def scenario(router: Router) -> None:
         await asyncio.gather(router.serve(tensors("q"), "{}", early), router.serve(stop(), "{}", stopping))
 
-    run(artifacts, FakeStages(), scenario)
+    counts = Counts()
+    run(artifacts, FakeStages(), scenario, counts)
     assert early.error is not None
     assert early.error.status is Status.CANCELLED
+    assert counts.values["tvlm_requests_total", "unknown", "CANCELLED"] == [1]
     assert len(stopping.pieces) == 1

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 class RequestRecord:
     """Filled in as the request goes on."""
 
+    request_id: str = ""  # the client's, cut off
     modality: str = "unknown"  # until it is parsed
     images: int = 0
     text_tokens: int = 0

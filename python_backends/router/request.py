@@ -49,7 +49,11 @@ class VlmRequest:
 
 def asks_to_stop(arrays: Mapping[str, NDArray[Any]]) -> bool:
     """Whether it is no request but wants others to end, as TensorRT-LLM's backend has it (ServingError)."""
-    return _flag(arrays, "stop", False)
+    if not _flag(arrays, "stop", False):
+        return False
+    if others := sorted(arrays.keys() - {"stop"}):
+        raise invalid("stop", f"true goes alone; {', '.join(others)} came with it")
+    return True
 
 
 def parse_request(arrays: Mapping[str, NDArray[Any]], limits: Limits, image_token: str) -> VlmRequest:

@@ -40,6 +40,7 @@ from python_backends.scheduling.jobs import Job, Modality
 
 log = logging.getLogger(__name__)
 
+LONGEST_ID = 80  # of a client's request id, in the log
 POLL_S = 0.1  # for clients that went away, and for the order to drain
 
 
@@ -95,14 +96,18 @@ class Router:
         except ServingError as error:
             client.fail(error)
             return
-        task = asyncio.create_task(self._serve(arrays, parameters, client))
+        record = RequestRecord(client.request_id[:LONGEST_ID])
+        begin = time.monotonic()
+        task = asyncio.create_task(self._serve(arrays, parameters, client, begin, record))
         self._active[task] = client
         try:
             await task
         except asyncio.CancelledError:  # before it had begun
-            client.fail(cancelled())
+            _fail(client, cancelled(), record)
         finally:
             del self._active[task]
+            record.write((time.monotonic() - begin) * 1e3)
+            record.count(self._metrics)
 
     def close(self) -> None:
         """Give up what runs."""
@@ -128,9 +133,14 @@ class Router:
             await asyncio.wait(named)
         client.send(Piece(""), last=True)
 
-    async def _serve(self, arrays: Mapping[str, NDArray[Any]], parameters: str, client: Client) -> None:
-        record = RequestRecord()
-        begin = time.monotonic()
+    async def _serve(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        parameters: str,
+        client: Client,
+        begin: float,
+        record: RequestRecord,
+    ) -> None:
         try:
             urgency = parse_urgency(parameters)
             await _in_time(urgency, self._answer(arrays, urgency, client, begin, record))
@@ -141,9 +151,6 @@ class Router:
         except Exception as error:
             log.exception("a request failed")
             _fail(client, ServingError(Status.INTERNAL, f"{type(error).__name__}: {error}"), record)
-        finally:
-            record.write((time.monotonic() - begin) * 1e3)
-            record.count(self._metrics)
 
     async def _answer(
         self,

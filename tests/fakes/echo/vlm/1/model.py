@@ -3,9 +3,10 @@
 text_input "fail CODE ..." is refused with that Triton error code; "busy N ..." is refused with UNAVAILABLE and the rest
 as its message N times; "break ..." sends a piece and then fails with UNAVAILABLE; "deadlock" is never answered, nor is
 anything after it; "seen ..." answers how often the rest was asked; "forever" streams until it is cancelled, "flood"
-long pieces; "cancellations" answers how often that happened, "stops" how often something was stopped by the input
-`stop`; "wait FILE" answers when there is such a file; "count N MS" streams the numbers below N with a pause between;
-everything else is echoed. In `messages` the last one's text counts when it begins with such a word.
+long pieces; "cancellations" answers how often that happened, "cut" how many of those calls were cancelled and not
+stopped by the input `stop`; "wait FILE" answers when there is such a file; "count N MS" streams the numbers below N
+with a pause between; everything else is echoed. In `messages` the last one's text counts when it begins with such a
+word.
 """
 
 import hashlib
@@ -20,14 +21,15 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.router.drain import DrainOrder
 
-COMMANDS = ("fail", "busy", "break", "seen", "forever", "flood", "cancellations", "stops", "wait", "count")
+COMMANDS = ("fail", "busy", "break", "seen", "forever", "flood", "cancellations", "cut", "wait", "count")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
     def initialize(self, args):
         self.cancellations = 0
-        self.stopped = Counter()  # by request id
+        self.cut = 0
+        self.stopped = set()  # request ids
         self.seen = Counter()
         self.answering = 0
         threading.Thread(target=self._drain, daemon=True).start()
@@ -48,7 +50,7 @@ class TritonPythonModel:
         self.answering += 1
         try:
             if _flag(request, "stop"):
-                self.stopped[request.request_id()] += 1
+                self.stopped.add(request.request_id())
                 request.get_response_sender().send(_response(text_output=""), flags=FINAL)
             else:
                 self._answer(request)
@@ -76,6 +78,7 @@ class TritonPythonModel:
                 sender.send(_response(text_output="again " if text == "forever" else "again " * 4096))
                 time.sleep(0.01)
             self.cancellations += 1
+            self.cut += sender.is_cancelled()
             sender.send(_refusal("the request was cancelled", "CANCELLED"), flags=FINAL)
         elif kind == "count":
             count, pause_ms = map(int, rest.split(" ")[:2])
@@ -92,7 +95,7 @@ class TritonPythonModel:
                 time.sleep(0.02)
         figures = {
             "cancellations": self.cancellations,
-            "stops": self.stopped.total(),
+            "cut": self.cut,
             "seen": self.seen[rest],
         }
         answer = str(figures[kind]) if kind in figures else _echo(request, text)
