@@ -58,6 +58,9 @@ class GrpcTransport:
         self._calls.close()
         self._channel.close()
 
+    def __del__(self) -> None:
+        self._calls.dismiss()
+
 
 class _Call:
     """One request in the server. It is read in a thread of its own, so that no interrupt can hit gRPC in a read."""
@@ -139,9 +142,13 @@ class _Calls:
             self._closed = True
         for call in list(self._running.values()):
             self._left.put(call)
-        self._left.put(None)
+        self.dismiss()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+
+    def dismiss(self) -> None:
+        """End the thread, once it has nothing to do."""
+        self._left.put(None)
 
     def _end_those_left(self) -> None:
         due: list[tuple[float, int, _Call]] = []  # a heap: when to try next; a number, as calls have no order; whom
