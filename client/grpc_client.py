@@ -6,11 +6,13 @@ cancelling one request cancels all.
 
 from __future__ import annotations
 
+import atexit
 import heapq
 import itertools
 import queue
 import threading
 import time
+import weakref
 from typing import Any
 
 import grpc
@@ -118,6 +120,7 @@ class _Calls:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        _channels.add(self)
 
     def start(self, request: VlmRequest) -> _Call:
         """Send a request (VlmError: too late)."""
@@ -165,6 +168,16 @@ class _Calls:
                 closing = True
             elif wait_s is not None:
                 heapq.heappush(due, (time.monotonic() + wait_s, next(numbers), call))
+
+
+_channels: weakref.WeakSet[_Calls] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter stops its threads where they are: gRPC's objects may need a lock that one holds."""
+    for calls in list(_channels):
+        calls.close()
 
 
 class GrpcStream(TextStream):
