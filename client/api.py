@@ -40,7 +40,7 @@ class VlmClient:
 
     Both calls take `text` or `messages` (OpenAI-style; image parts refer to `images` in order), `images` (paths,
     encoded bytes, data: URIs or PIL images) in the order that the question means, and as keywords:
-        timeout_s: seconds until the call, attempts and all, fails with DEADLINE_EXCEEDED and the request is cancelled.
+        timeout_s: seconds until the call, attempts and all, fails with DEADLINE_EXCEEDED and the request is stopped.
         priority_class, ttft_slo_ms, deadline_ms: how the server's scheduler treats the request.
         max_tokens, temperature, top_p, top_k, seed, stop, ...: sampling parameters, checked by the server.
     Both raise VlmError. A request that is refused with UNAVAILABLE is sent again as `retry` says, but never once a
@@ -58,7 +58,7 @@ class VlmClient:
         return generate(self._transport.generate, Attempts(self._retry, request))
 
     def stream(self, text: str | None = None, images: Sequence[ImageInput] = (), **options: Any) -> TextStream:
-        """Ask and get the answer's pieces as they come; closing the stream cancels the request."""
+        """Ask and get the answer's pieces as they come; closing the stream stops the request."""
         request = make_request(text, images, stream=True, **options)
         return RetriedStream(self._transport.stream, Attempts(self._retry, request))
 
@@ -87,7 +87,7 @@ class AsyncVlmClient:
         return await generate_async(self._transport.generate, Attempts(self._retry, request))
 
     def stream(self, text: str | None = None, images: Sequence[ImageInput] = (), **options: Any) -> AsyncTextStream:
-        """Ask and get the answer's pieces as they come; closing the stream cancels the request."""
+        """Ask and get the answer's pieces as they come; closing the stream stops the request."""
         request = make_request(text, images, stream=True, **options)
         return RetriedAsyncStream(self._transport.stream, Attempts(self._retry, request))
 

@@ -15,6 +15,7 @@ from client.grpc_protocol import (
     END_S,
     OPTIONS,
     STOP_WAITS_S,
+    again,
     call_timeout_s,
     client_closed,
     closed,
@@ -67,8 +68,10 @@ class AsyncGrpcTransport:
 
     async def close(self) -> None:
         """Stop the running requests and close the channel."""
-        await self._streams.close()
-        await self._channel.close()
+        try:
+            await self._streams.close()
+        finally:
+            await self._channel.close()
 
 
 class _Streams:
@@ -83,6 +86,7 @@ class _Streams:
     async def close(self) -> None:
         """Stop all, and wait a while for their end."""
         self.closed = True
+        await asyncio.sleep(0)  # for those that were dropped just now
         for stream in list(self.open):
             stream.leave(closed())
         if self.ending:
@@ -99,7 +103,8 @@ class AsyncGrpcStream(AsyncTextStream):
             raise client_closed()
         self._loop = loop = asyncio.get_running_loop()
         self._infer = infer
-        self._request = request
+        self._request_id = request.request_id
+        self._timeout_s = request.timeout_s
         self._address = address
         self._streams = streams
         self._builder = AnswerBuilder()
@@ -128,7 +133,7 @@ class AsyncGrpcStream(AsyncTextStream):
         try:
             return self._builder.add(from_message(message))
         except VlmError as error:  # the last message
-            self.leave(error)
+            self.leave(again(error))
             raise
 
     async def aclose(self) -> None:
@@ -151,11 +156,12 @@ class AsyncGrpcStream(AsyncTextStream):
 
     def give_up(self) -> None:
         """Its time is over."""
-        self.leave(late(self._request))
+        if self._timeout_s is not None:
+            self.leave(late(self._timeout_s))
 
     async def _next(self) -> Any:
         if self._left is not None:
-            raise self._left
+            raise again(self._left)
         reading = self._read()
         if not reading.done():
             self._waiting = waiting = self._loop.create_future()
@@ -165,7 +171,7 @@ class AsyncGrpcStream(AsyncTextStream):
             finally:
                 reading.remove_done_callback(self._wake)
         if self._left is not None:
-            raise self._left
+            raise again(self._left)
         self._reading = None
         if reading.cancelled():
             self._end()
@@ -190,16 +196,17 @@ class AsyncGrpcStream(AsyncTextStream):
         drained = self._loop.create_task(self._drain())
         await asyncio.wait((drained,), timeout=END_S)
         for wait_s in STOP_WAITS_S:
-            if drained.done() or not await self._ask_to_stop():
-                break
+            async with self._streams.stops:
+                if drained.done() or not await self._ask_to_stop():
+                    break
             await asyncio.wait((drained,), timeout=wait_s)
         self._call.cancel()  # does nothing to one that has ended
+        await asyncio.wait((drained,), timeout=END_S)
 
     async def _ask_to_stop(self) -> bool:
         try:
-            async with self._streams.stops:
-                call = send_stop(self._infer, self._request.request_id)
-                return not any([message.error_message async for message in call])
+            call = send_stop(self._infer, self._request_id)
+            return not any([message.error_message async for message in call])
         except (grpc.RpcError, grpc.aio.UsageError):  # UsageError: the channel is closed
             return False
 

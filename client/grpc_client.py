@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import heapq
 import itertools
+import os
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from client.grpc_protocol import (
     END_S,
     OPTIONS,
     STOP_WAITS_S,
+    again,
     call_timeout_s,
     client_closed,
     closed,
@@ -33,7 +35,7 @@ from client.grpc_protocol import (
     to_vlm_error,
 )
 from client.request import AnswerBuilder, VlmRequest
-from client.types import Answer, TextStream
+from client.types import Answer, TextStream, VlmError
 
 
 class GrpcTransport:
@@ -67,15 +69,13 @@ class GrpcTransport:
 class _Call:
     """One request in the server. It is read in a thread of its own, so that no interrupt can hit gRPC in a read."""
 
-    def __init__(self, infer: Any, request: VlmRequest, running: dict[int, _Call]) -> None:
+    def __init__(self, calls: _Calls, message: bytes, request: VlmRequest) -> None:
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()  # in the end an RpcError or None
         self.ended = threading.Event()
-        self._infer = infer
+        self._calls = calls
         self._request_id = request.request_id
-        self._running = running
         self._tries = 0
-        self._call = infer(to_message(request).SerializeToString(), timeout=call_timeout_s(request))
-        running[id(self)] = self
+        self._call = calls.infer(message, timeout=call_timeout_s(request))
         threading.Thread(target=self._read, name="vlm-read", daemon=True).start()
 
     def try_to_end(self) -> float | None:
@@ -90,84 +90,104 @@ class _Call:
 
     def _ask_to_stop(self) -> bool:
         try:
-            return not any([message.error_message for message in send_stop(self._infer, self._request_id)])
+            return not any([message.error_message for message in send_stop(self._calls.infer, self._request_id)])
         except (grpc.RpcError, ValueError):  # ValueError: the channel is closed
             return False
 
     def _read(self) -> None:
-        end = None
+        end: BaseException | None = None
         try:
             for message in self._call:
                 self.messages.put(message)
         except grpc.RpcError as error:
             end = error
-        self._running.pop(id(self), None)
-        self.ended.set()
-        self.messages.put(end)
+        finally:
+            self.ended.set()
+            self._calls.forget(self)
+            self.messages.put(end)
 
 
 class _Calls:
-    """Those of one channel, and the thread that ends what nobody wants any more.
+    """Those of one channel, and the thread that ends what nobody wants any more, or is late.
 
     A stream may be dropped anywhere, in a collection of garbage in the midst of a lock too, or by a dying interpreter:
     all that is done there is to put its call into a queue.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self._infer = infer_on(channel)
+        self.infer = infer_on(channel)
         self._running: dict[int, _Call] = {}
-        self._left: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._left: queue.SimpleQueue[tuple[float, _Call] | None] = queue.SimpleQueue()  # whom to end, and in how long
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._dismissed = False
         _channels.add(self)
 
-    def start(self, request: VlmRequest) -> _Call:
-        """Send a request (VlmError: too late)."""
+    def start(self, message: bytes, request: VlmRequest) -> _Call:
+        """Send the message of a request (VlmError: too late)."""
         with self._lock:
             if self._closed:
                 raise client_closed()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._end_those_left, name="vlm-stop", daemon=True)
-                self._thread.start()
-        try:
-            return _Call(self._infer, request, self._running)
-        except ValueError:  # the channel was closed meanwhile
-            raise client_closed() from None
+                thread = threading.Thread(target=self._end_those_left, name="vlm-stop", daemon=True)
+                thread.start()
+                self._thread = thread
+            try:
+                call = _Call(self, message, request)
+            except ValueError:  # the channel is closed
+                raise client_closed() from None
+            self._running[id(call)] = call
+        if call.ended.is_set():  # so soon that it could not be forgotten
+            self.forget(call)
+        if request.timeout_s is not None:
+            self._left.put((request.timeout_s, call))
+        return call
 
     def leave(self, call: _Call) -> None:
         """Nobody wants it any more."""
-        self._left.put(call)
+        self._left.put((END_S, call))
+
+    def forget(self, call: _Call) -> None:
+        """It has ended."""
+        self._running.pop(id(call), None)
+        if self._dismissed:
+            self._left.put(None)  # the thread waits for the last one
 
     def close(self) -> None:
         """Stop all, and wait a while for their end."""
-        with self._lock:
-            self._closed = True
-        for call in list(self._running.values()):
-            self._left.put(call)
-        self.dismiss()
+        self.stop_all()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
+    def stop_all(self) -> None:
+        """Stop all."""
+        with self._lock:
+            self._closed = True
+        for call in list(self._running.values()):
+            self.leave(call)
+        self.dismiss()
+
     def dismiss(self) -> None:
-        """End the thread, once it has nothing to do."""
+        """End the thread, once nothing runs."""
+        self._dismissed = True
         self._left.put(None)
 
     def _end_those_left(self) -> None:
-        due: list[tuple[float, int, _Call]] = []  # a heap: when to try next; a number, as calls have no order; whom
+        # A heap: when to try next; a number, as calls have no order; whom, weakly: most end long before their deadline.
+        due: list[tuple[float, int, weakref.ref[_Call]]] = []
         numbers = itertools.count()
-        closing = False
-        while due or not closing:
+        while self._running or not self._dismissed:
             try:
-                call = self._left.get(timeout=max(0.0, due[0][0] - time.monotonic()) if due else None)
-                wait_s: float | None = END_S
+                left = self._left.get(timeout=max(0.0, due[0][0] - time.monotonic()) if due else None)
             except queue.Empty:
-                call = heapq.heappop(due)[2]
-                wait_s = call.try_to_end()
-            if call is None:
-                closing = True
-            elif wait_s is not None:
-                heapq.heappush(due, (time.monotonic() + wait_s, next(numbers), call))
+                call = heapq.heappop(due)[2]()
+                wait_s = None if call is None else call.try_to_end()
+            else:
+                wait_s, call = left or (None, None)
+            if call is not None and wait_s is not None and not call.ended.is_set():
+                heapq.heappush(due, (time.monotonic() + wait_s, next(numbers), weakref.ref(call)))
+            left = call = None
 
 
 _channels: weakref.WeakSet[_Calls] = weakref.WeakSet()
@@ -176,8 +196,15 @@ _channels: weakref.WeakSet[_Calls] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Before the interpreter stops its threads where they are: gRPC's objects may need a lock that one holds."""
-    for calls in list(_channels):
+    channels = list(_channels)
+    for calls in channels:
+        calls.stop_all()
+    for calls in channels:
         calls.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_channels.clear)  # a child has none of their threads
 
 
 class GrpcStream(TextStream):
@@ -188,13 +215,12 @@ class GrpcStream(TextStream):
     def __init__(self, calls: _Calls, request: VlmRequest, address: str) -> None:
         """Send the request (VlmError)."""
         self._calls = calls
-        self._request = request
         self._address = address
         self._builder = AnswerBuilder()
-        self._left = False  # it is being stopped
-        self._closed = False
+        self._left: VlmError | None = None  # why its reader gets no more
+        self._timeout_s = request.timeout_s
         self._deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
-        self._call = calls.start(request)
+        self._call = calls.start(to_message(request).SerializeToString(), request)
 
     @property
     def answer(self) -> Answer:
@@ -203,16 +229,18 @@ class GrpcStream(TextStream):
 
     def __next__(self) -> str:
         assert self._call is not None
+        wait_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
         try:
-            message = self._call.messages.get(timeout=self._left_s())
+            if wait_s == 0.0 and not self._call.ended.is_set():
+                raise queue.Empty
+            message = self._call.messages.get(timeout=wait_s)
         except queue.Empty:
-            if not self._left:
-                self._left = True
-                self._calls.leave(self._call)
-            raise late(self._request) from None
-        if self._closed:
+            assert self._timeout_s is not None
+            self._left = self._left or late(self._timeout_s)
+            raise again(self._left) from None
+        if self._left is not None:
             self._call.messages.put(None)  # for whoever else reads
-            raise closed()
+            raise again(self._left)
         if message is None or isinstance(message, grpc.RpcError):
             self._call.messages.put(message)
             if message is None:
@@ -222,16 +250,13 @@ class GrpcStream(TextStream):
 
     def close(self) -> None:
         """Stop the request, and wait a while for its end; does nothing when its time is over."""
-        if self._call is None or self._left or self._call.ended.is_set():
+        if self._call is None or self._left is not None or self._call.ended.is_set():
             return
-        self._left = self._closed = True
+        self._left = closed()
         self._call.messages.put(None)  # for whoever reads
         self._calls.leave(self._call)
         self._call.ended.wait(CLOSE_S)
 
     def __del__(self) -> None:
-        if self._call is not None and not (self._left or self._call.ended.is_set()):
+        if self._call is not None and not self._call.ended.is_set():
             self._calls.leave(self._call)
-
-    def _left_s(self) -> float | None:
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())

@@ -32,7 +32,7 @@ OPTIONS = [
 END_S = 0.01  # for a request that is left to end by itself, as most do
 STOP_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # after each try: a stop may overtake a request that comes with pictures
 CLOSE_S = 3.0  # that a client waits at most for the end of what it stopped
-_STOP_TIMEOUT_S = 5.0  # of each try; a server that is so slow hangs
+_STOP_TIMEOUT_S = 3.0  # of each try; a server that is so slow hangs
 _LAST_RESORT_S = 5.0  # after a request's own timeout, for gRPC to cancel it
 _CUT_OFF = re.compile("Socket closed|Connection reset|recvmsg|Broken pipe|GOAWAY|Stream removed")  # gRPC's own words
 
@@ -69,9 +69,14 @@ def client_closed() -> VlmError:
     return VlmError("CANCELLED", "the client is closed")
 
 
-def late(request: VlmRequest) -> VlmError:
+def late(timeout_s: float) -> VlmError:
     """What the reader of a stream gets whose time is over."""
-    return VlmError("DEADLINE_EXCEEDED", f"no answer within {request.timeout_s:.3g} s (timeout_s)")
+    return VlmError("DEADLINE_EXCEEDED", f"no answer within {timeout_s:.3g} s (timeout_s)")
+
+
+def again(error: VlmError) -> VlmError:
+    """An error to raise once more: one that is raised keeps the frames that it went through."""
+    return VlmError(error.status, error.message)
 
 
 def to_message(request: VlmRequest) -> Any:

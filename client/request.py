@@ -33,6 +33,11 @@ _PNG_MODE = {"CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "PA": "R
 OPTIONAL_OUTPUTS = ("finish_reason", "num_input_tokens", "num_visual_tokens", "num_output_tokens", "timing")
 
 
+def new_request_id() -> str:
+    """One that nobody guesses."""
+    return uuid.uuid4().hex
+
+
 @dataclass(frozen=True)
 class VlmRequest:
     """A request, ready to be put on the wire; `parameters` are Triton request parameters."""
@@ -47,7 +52,7 @@ class VlmRequest:
     apply_chat_template: bool = True
     exclude_input_in_output: bool = True
     # By which it can be stopped: not to be guessed.
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
+    request_id: str = field(default_factory=new_request_id, compare=False)
 
     @property
     def image_bytes(self) -> int:
@@ -90,7 +95,7 @@ def make_request(
 
     Raises:
         VlmError: (INVALID_ARGUMENT) neither or both of text and messages, an image that can't be read, a timeout that
-            is over already, or a sampling parameter that is no JSON.
+            is none, or a sampling parameter that is no JSON.
     """
     if (text is None) == (messages is None):
         raise VlmError("INVALID_ARGUMENT", "text, messages: give exactly one of the two")

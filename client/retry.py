@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from client.request import VlmRequest
+from client.request import VlmRequest, new_request_id
 from client.types import Answer, AsyncTextStream, TextStream, VlmError
 
 _HINT_SPREAD = 0.25  # a hint is the least wait; the share that is added at random on top of it
@@ -54,10 +54,9 @@ class Attempts:
         self._failed = 0
 
     def request(self) -> VlmRequest:
-        """The request with the time that is left to it."""
-        if self._deadline is None:
-            return self._request
-        return replace(self._request, timeout_s=max(0.001, self._deadline - self._clock()))
+        """The request with the time that is left to it, and an id of its own: the last one's may yet be stopped."""
+        left_s = None if self._deadline is None else max(0.001, self._deadline - self._clock())
+        return replace(self._request, timeout_s=left_s, request_id=new_request_id())
 
     def wait_s(self, error: VlmError) -> float:
         """Seconds to wait before the next attempt; raises `error` when there is to be none."""

@@ -67,7 +67,7 @@ class Answer:
 
 
 class TextStream(Iterator[str]):
-    """Pieces of an answer as they come. Closing it before its end cancels the request.
+    """Pieces of an answer as they come. Closing it before its end stops the request.
 
     Iterating raises VlmError when the request fails.
     """

@@ -165,8 +165,7 @@ class Pool:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        for server in self.servers:
-            await server.close()
+        await asyncio.gather(*(server.close() for server in self.servers))
 
     @property
     def ready(self) -> bool:

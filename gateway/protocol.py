@@ -67,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.resume_writing()
         for cycle in self._cycles:  # uvicorn tells the last one only: the others would be answered
             cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
         self._connection.lose()
 

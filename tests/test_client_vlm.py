@@ -154,7 +154,7 @@ def test_streams_over_grpc_that_are_left_are_stopped_and_not_cancelled(echo_serv
     with all_stopped(echo_server, 2), VlmClient(echo_server.grpc) as vlm:
         with vlm.stream("forever") as pieces:
             next(pieces)
-        with pytest.raises(VlmError, match=r"no answer within 0.3 s \(timeout_s\)"):
+        with pytest.raises(VlmError, match=r"no answer within 0\.\d+ s \(timeout_s\)"):
             list(vlm.stream("forever", timeout_s=0.3))
 
 
@@ -205,13 +205,13 @@ def test_many_streams_that_are_left_at_once_are_all_stopped(echo_server):
 
     async def talk() -> None:
         async with AsyncVlmClient(echo_server.grpc) as vlm:
-            streams = [vlm.stream("forever") for _ in range(60)]
+            streams = [vlm.stream("forever") for _ in range(40)]
             await asyncio.gather(*(anext(stream) for stream in streams))
 
-    with all_stopped(echo_server, 60):
+    with all_stopped(echo_server, 40):
         asyncio.run(talk())
-    with all_stopped(echo_server, 30), VlmClient(echo_server.grpc) as vlm:
-        streams = [vlm.stream("forever") for _ in range(30)]
+    with all_stopped(echo_server, 20), VlmClient(echo_server.grpc) as vlm:
+        streams = [vlm.stream("forever") for _ in range(20)]
         for stream in streams:
             next(stream)
 
@@ -279,6 +279,7 @@ print(next(pieces))
 INTERRUPTED = (
     OPEN_AT_EXIT
     + """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run in the background
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 with pieces:
     for _ in pieces:
@@ -289,6 +290,7 @@ FORKED = (
     OPEN_AT_EXIT
     + """
 if os.fork() == 0:
+    signal.alarm(10)
     del pieces
     os._exit(0)
 os.wait()
@@ -311,15 +313,36 @@ def test_a_program_ends_whatever_becomes_of_its_stream(echo_server, program, end
 
 
 def test_a_client_that_is_dropped_leaves_no_thread(echo_server):
-    def threads() -> int:
-        return sum(thread.name.startswith("vlm-") for thread in threading.enumerate())
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("vlm-") and thread not in before]
 
-    before = threads()
+    before = list(threading.enumerate())
     vlm = VlmClient(echo_server.grpc)
     assert vlm.generate("Hi").text
-    assert threads() > before
+    assert threads()
     del vlm
-    assert until(lambda: threads() == before, 5)
+    assert until(lambda: not threads(), 5)
+
+
+def test_a_stream_that_is_dropped_with_its_client_is_stopped(echo_server):
+    with all_stopped(echo_server, 1):
+        for _ in VlmClient(echo_server.grpc).stream("forever"):
+            break
+
+
+def test_a_stream_that_nobody_reads_is_stopped_in_time(echo_server):
+    with all_stopped(echo_server, 1), VlmClient(echo_server.grpc) as vlm:
+        pieces = vlm.stream("forever", timeout_s=0.5)
+        assert next(pieces) == "again "
+        before = count(echo_server, "cancellations")
+        assert until(lambda: count(echo_server, "cancellations") == before + 1, 10)
+        with pytest.raises(VlmError, match=r"no answer within 0\.\d+ s \(timeout_s\)|the request was cancelled"):
+            list(pieces)
+
+
+def test_a_text_that_is_none_is_not_taken_for_a_closed_client(echo_server):
+    with VlmClient(echo_server.grpc) as vlm, pytest.raises(UnicodeEncodeError):
+        vlm.generate("\ud800")
 
 
 def test_a_server_outlives_streams_that_are_left_around_their_end(tmp_path):
@@ -347,9 +370,9 @@ def test_a_timeout_is_kept_by_a_server_that_hangs(tmp_path):
     @contextlib.contextmanager
     def late() -> Iterator[None]:
         begin = time.monotonic()
-        with pytest.raises(VlmError, match=r"no answer within 0.5 s \(timeout_s\)"):
+        with pytest.raises(VlmError, match=r"no answer within 0\.\d+ s \(timeout_s\)"):
             yield
-        assert time.monotonic() - begin < 1.5
+        assert time.monotonic() - begin < 4
 
     async def talk(url: str, triton: psutil.Process) -> None:
         async with AsyncVlmClient(url) as vlm:

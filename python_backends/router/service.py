@@ -103,7 +103,7 @@ class Router:
         try:
             await task
         except asyncio.CancelledError:  # before it had begun
-            _fail(client, cancelled(), record)
+            _fail(client, self._last_word or cancelled(), record)
         finally:
             del self._active[task]
             record.write((time.monotonic() - begin) * 1e3)

@@ -77,8 +77,9 @@ class TritonPythonModel:
             while not self._is_gone(request, sender):
                 sender.send(_response(text_output="again " if text == "forever" else "again " * 4096))
                 time.sleep(0.01)
+            cut = sender.is_cancelled()
+            self.cut += cut
             self.cancellations += 1
-            self.cut += sender.is_cancelled()
             sender.send(_refusal("the request was cancelled", "CANCELLED"), flags=FINAL)
         elif kind == "count":
             count, pause_ms = map(int, rest.split(" ")[:2])
