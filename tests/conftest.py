@@ -1,6 +1,8 @@
 """Servers that tests share: each is started once a session, by the product's own serving code."""
 
+import contextlib
 import importlib.util
+import random
 import shutil
 import socket
 from collections.abc import Iterator
@@ -38,12 +40,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def free_ports() -> Ports:
-    probes = [socket.socket() for _ in range(3)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
+    """Below those that the kernel gives to outgoing connections: one of these could come before the server does."""
+    ports: set[int] = set()
+    while len(ports) < 3:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.add(port)
     return Ports(*ports)
 
 

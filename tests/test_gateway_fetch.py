@@ -42,9 +42,9 @@ class HostileServer:
         self.asked: list[tuple[str, str]] = []  # (address, path)
 
     async def __aenter__(self) -> HostileServer:
-        self._public = await asyncio.start_server(self._answer, PUBLIC, 0)
-        self.port = self._public.sockets[0].getsockname()[1]
-        self._inside = await asyncio.start_server(self._answer, INSIDE, self.port)
+        self._inside = await asyncio.start_server(self._answer, INSIDE, 0)  # first: others take ports there, too
+        self.port = self._inside.sockets[0].getsockname()[1]
+        self._public = await asyncio.start_server(self._answer, PUBLIC, self.port)
         return self
 
     async def __aexit__(self, *_: object) -> None:
