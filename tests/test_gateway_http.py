@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -95,9 +96,9 @@ def test_an_offer_with_a_chunked_body_or_none_is_ignored(echo_gateway: RunningGa
 
 
 def test_an_offer_does_not_lift_the_limit_of_headers(echo_gateway: RunningGateway) -> None:
-    with connect(echo_gateway) as connection:
+    got = b""
+    with connect(echo_gateway) as connection, contextlib.suppress(ConnectionError):  # cut off while it is sent
         connection.sendall(request(*OFFERS["h2c"], "X: " + "x" * 100_000, prompt="count 2 1"))
-        got = b""
         while chunk := connection.recv(65536):
             got += chunk
     assert b" 200 " not in got
