@@ -162,8 +162,11 @@ def test_guard_fails_only_far_below_what_was_accepted(tmp_path: Path) -> None:
         return Ratio("x", TEXT_TTFT, "monolith", Interval(value, value, value), 100, 0.9)
 
     assert accepted.compare("quick", [ratio(1.0)], path) == []
-    few = Ratio("few", TEXT_TTFT, "monolith", Interval(3.0), 7, 0.5)
-    accepted.accept("quick", [ratio(3.0), few], describe(), path)
+    few = [
+        Ratio("few", TEXT_TTFT, "monolith", Interval(3.0), 49, 0.5),
+        Ratio("few", "rate", "monolith", Interval(3.0), 7),
+    ]
+    accepted.accept("quick", [ratio(3.0), *few], describe(), path)
     assert json.loads(path.read_text())["quick"]["ratios"] == {"x text TTFT monolith/product": 3.0}
     assert accepted.compare("quick", [ratio(1.1)], path) == []
     assert accepted.compare("full", [ratio(0.1)], path) == []  # other arrivals
