@@ -108,7 +108,7 @@ class AsyncGrpcStream(AsyncTextStream):
         self._address = address
         self._streams = streams
         self._builder = AnswerBuilder()
-        self._left: VlmError | None = None  # why its reader gets no more
+        self._reason: VlmError | None = None  # why its reader gets no more
         self._turn = asyncio.Lock()  # gRPC takes one reader at a time
         self._waiting: asyncio.Future[None] = loop.create_future()  # what its reader waits for
         self._reading: asyncio.Future[Any] | None = None  # goes on when its reader is cancelled: gRPC would cancel all
@@ -146,8 +146,8 @@ class AsyncGrpcStream(AsyncTextStream):
 
     def leave(self, reason: VlmError) -> None:
         """Have it end; its reader gets the reason at once."""
-        if not self._ended and self._left is None:
-            self._left = reason
+        if not self._ended and self._reason is None:
+            self._reason = reason
             self._wake()
             self._end()
             task = self._loop.create_task(self._stop())
@@ -160,8 +160,8 @@ class AsyncGrpcStream(AsyncTextStream):
             self.leave(late(self._timeout_s))
 
     async def _next(self) -> Any:
-        if self._left is not None:
-            raise again(self._left)
+        if self._reason is not None:
+            raise again(self._reason)
         reading = self._read()
         if not reading.done():
             self._waiting = waiting = self._loop.create_future()
@@ -170,8 +170,8 @@ class AsyncGrpcStream(AsyncTextStream):
                 await waiting
             finally:
                 reading.remove_done_callback(self._wake)
-        if self._left is not None:
-            raise again(self._left)
+        if self._reason is not None:
+            raise again(self._reason)
         self._reading = None
         if reading.cancelled():
             self._end()

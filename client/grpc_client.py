@@ -117,7 +117,9 @@ class _Calls:
     def __init__(self, channel: grpc.Channel) -> None:
         self.infer = infer_on(channel)
         self._running: dict[int, _Call] = {}
-        self._left: queue.SimpleQueue[tuple[float, _Call] | None] = queue.SimpleQueue()  # whom to end, and in how long
+        self._to_end: queue.SimpleQueue[tuple[float, _Call] | None] = (
+            queue.SimpleQueue()
+        )  # whom to end, and in how long
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -125,7 +127,7 @@ class _Calls:
         _channels.add(self)
 
     def start(self, message: bytes, request: VlmRequest) -> _Call:
-        """Send the message of a request (VlmError: too late)."""
+        """Send the message of a request (VlmError: the client is closed)."""
         with self._lock:
             if self._closed:
                 raise client_closed()
@@ -141,18 +143,18 @@ class _Calls:
         if call.ended.is_set():  # so soon that it could not be forgotten
             self.forget(call)
         if request.timeout_s is not None:
-            self._left.put((request.timeout_s, call))
+            self._to_end.put((request.timeout_s, call))
         return call
 
     def leave(self, call: _Call) -> None:
         """Nobody wants it any more."""
-        self._left.put((END_S, call))
+        self._to_end.put((END_S, call))
 
     def forget(self, call: _Call) -> None:
         """It has ended."""
         self._running.pop(id(call), None)
         if self._dismissed:
-            self._left.put(None)  # the thread waits for the last one
+            self._to_end.put(None)  # the thread waits for the last one
 
     def close(self) -> None:
         """Stop all, and wait a while for their end."""
@@ -171,7 +173,7 @@ class _Calls:
     def dismiss(self) -> None:
         """End the thread, once nothing runs."""
         self._dismissed = True
-        self._left.put(None)
+        self._to_end.put(None)
 
     def _end_those_left(self) -> None:
         # A heap: when to try next; a number, as calls have no order; whom, weakly: most end long before their deadline.
@@ -179,15 +181,15 @@ class _Calls:
         numbers = itertools.count()
         while self._running or not self._dismissed:
             try:
-                left = self._left.get(timeout=max(0.0, due[0][0] - time.monotonic()) if due else None)
+                entry = self._to_end.get(timeout=max(0.0, due[0][0] - time.monotonic()) if due else None)
             except queue.Empty:
                 call = heapq.heappop(due)[2]()
                 wait_s = None if call is None else call.try_to_end()
             else:
-                wait_s, call = left or (None, None)
+                wait_s, call = entry or (None, None)
             if call is not None and wait_s is not None and not call.ended.is_set():
                 heapq.heappush(due, (time.monotonic() + wait_s, next(numbers), weakref.ref(call)))
-            left = call = None
+            entry = call = None  # else they would live while it waits
 
 
 _channels: weakref.WeakSet[_Calls] = weakref.WeakSet()
@@ -217,7 +219,7 @@ class GrpcStream(TextStream):
         self._calls = calls
         self._address = address
         self._builder = AnswerBuilder()
-        self._left: VlmError | None = None  # why its reader gets no more
+        self._reason: VlmError | None = None  # why its reader gets no more
         self._timeout_s = request.timeout_s
         self._deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
         self._call = calls.start(to_message(request).SerializeToString(), request)
@@ -236,11 +238,11 @@ class GrpcStream(TextStream):
             message = self._call.messages.get(timeout=wait_s)
         except queue.Empty:
             assert self._timeout_s is not None
-            self._left = self._left or late(self._timeout_s)
-            raise again(self._left) from None
-        if self._left is not None:
+            self._reason = self._reason or late(self._timeout_s)
+            raise again(self._reason) from None
+        if self._reason is not None:
             self._call.messages.put(None)  # for whoever else reads
-            raise again(self._left)
+            raise again(self._reason)
         if message is None or isinstance(message, grpc.RpcError):
             self._call.messages.put(message)
             if message is None:
@@ -250,9 +252,9 @@ class GrpcStream(TextStream):
 
     def close(self) -> None:
         """Stop the request, and wait a while for its end; does nothing when its time is over."""
-        if self._call is None or self._left is not None or self._call.ended.is_set():
+        if self._call is None or self._reason is not None or self._call.ended.is_set():
             return
-        self._left = closed()
+        self._reason = closed()
         self._call.messages.put(None)  # for whoever reads
         self._calls.leave(self._call)
         self._call.ended.wait(CLOSE_S)
